@@ -1,0 +1,1 @@
+"""rzoo: open reasoning models in JAX, exact, readable and fast."""
