@@ -1,0 +1,102 @@
+"""Causal attention over grouped heads: the reference, and the form in key blocks that long prompts run on.
+
+All take queries [b, t, h, c] whose first token stands at position `starts` of its row, and keys and values [b, k, s, c] of
+positions 0..s-1 of the same row; query i sees the positions up to starts + i. Entries past a row's end are never seen.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rzoo.models.weights import Numerics
+
+KEY_BLOCK = 512  # keys of one step of attend_in_blocks: scores of a 512-token chunk are then 1 MiB a head
+
+
+def attend(
+    q: Float[Array, "b t h c"],
+    keys: Float[Array, "b k s c"],
+    values: Float[Array, "b k s z"],
+    starts: Int[Array, " b"],
+    scale: float,
+    numerics: Numerics,
+) -> Float[Array, "b t h z"]:
+    """The reference: all scores at once, softmax in `numerics.accumulate`."""
+    grouped = _by_kv_head(q, keys.shape[1])
+    weights = probabilities(grouped, keys, starts, scale, numerics)
+    return _by_query_head(numerics.dot("bkgts,bksz->bkgtz", weights, values))
+
+
+def probabilities(
+    grouped: Float[Array, "b k g t c"],
+    keys: Float[Array, "b k s c"],
+    starts: Int[Array, " b"],
+    scale: float,
+    numerics: Numerics,
+) -> Float[Array, "b k g t s"]:
+    """Softmax over the visible keys of each query."""
+    scores = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, keys) * scale
+    visible = _visible(starts, grouped.shape[3], jnp.arange(keys.shape[2]))
+    return jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+
+
+def attend_in_blocks(
+    q: Float[Array, "b t h c"],
+    keys: Float[Array, "b k s c"],
+    values: Float[Array, "b k s z"],
+    starts: Int[Array, " b"],
+    scale: float,
+    numerics: Numerics,
+) -> Float[Array, "b t h z"]:
+    """The same with keys in blocks under a running maximum and sum; blocks past the last query are not computed.
+
+    Memory is t * KEY_BLOCK scores a head whatever s is. The number of blocks is data dependent: no reverse-mode gradient.
+    """
+    t, s = q.shape[1], keys.shape[2]
+    block = min(KEY_BLOCK, s)
+    if s % block:
+        return attend(q, keys, values, starts, scale, numerics)
+    grouped = _by_kv_head(q, keys.shape[1]) * jnp.asarray(scale, q.dtype)
+
+    def step(j, carry):
+        top, total, out = carry
+        block_keys = jax.lax.dynamic_slice_in_dim(keys, j * block, block, axis=2)
+        block_values = jax.lax.dynamic_slice_in_dim(values, j * block, block, axis=2)
+        scores = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, block_keys)
+        scores = jnp.where(_visible(starts, t, j * block + jnp.arange(block)), scores, -jnp.inf)
+        new_top = jnp.maximum(top, scores.max(axis=-1))
+        weights, shrink = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
+        new = numerics.dot_accumulated("bkgts,bksz->bkgtz", weights, block_values)
+        return new_top, total * shrink + weights.sum(axis=-1), out * shrink[..., None] + new
+
+    wide = jnp.dtype(numerics.accumulate)
+    rows = grouped.shape[:-1]
+    lowest = jnp.full(rows, jnp.finfo(wide).min, wide)  # finite: block 0 always holds a visible key, position 0
+    first = (lowest, jnp.zeros(rows, wide), jnp.zeros((*rows, values.shape[-1]), wide))
+    used = jnp.minimum((jnp.max(starts) + t + block - 1) // block, s // block)
+    _, total, out = jax.lax.fori_loop(0, used, step, first)
+    return _by_query_head((out / total[..., None]).astype(q.dtype))
+
+
+def _visible(starts: Int[Array, " b"], t: int, key_positions: Int[Array, " s"]) -> Bool[Array, "b 1 1 t s"]:
+    query_positions = starts[:, None] + jnp.arange(t)
+    return (key_positions[None, None, :] <= query_positions[:, :, None])[:, None, None]
+
+
+def _by_kv_head(q: Float[Array, "b t h c"], kv_heads: int) -> Float[Array, "b k g t c"]:
+    b, t, h, c = q.shape
+    return q.reshape(b, t, kv_heads, h // kv_heads, c).transpose(0, 2, 3, 1, 4)
+
+
+def _by_query_head(out: Float[Array, "b k g t z"]) -> Float[Array, "b t h z"]:
+    b, k, g, t, z = out.shape
+    return out.transpose(0, 3, 1, 2, 4).reshape(b, t, k * g, z)
+
+
+def attention_probabilities(
+    q: Float[Array, "b t h c"], keys: Float[Array, "b k s c"], starts: Int[Array, " b"], scale: float, numerics: Numerics
+) -> Float[Array, "b h t s"]:
+    """What each query of each head gives to each key, for observation."""
+    by_group = probabilities(_by_kv_head(q, keys.shape[1]), keys, starts, scale, numerics)
+    b, k, g, t, s = by_group.shape
+    return by_group.reshape(b, k * g, t, s)

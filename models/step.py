@@ -1,0 +1,124 @@
+"""The programs that run on a device: arrays in, arrays out, no text. engine/ calls them, compile/ plans and tunes the same.
+
+A Blueprint (config and forms, hashable) says what to compute; params and cache are arguments and results.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from rzoo.models.cache import Cache
+from rzoo.models.forms import Forms
+from rzoo.models.registry import Params, assemble, family_of
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model without its weights: equal blueprints share compiled programs."""
+
+    config: Any
+    forms: Forms = Forms()
+
+    def empty_cache(self, batch: int, capacity: int) -> Cache:
+        """A cache for `batch` rows of up to `capacity` tokens in the cache type of the forms."""
+        make = family_of(self.config).empty_cache
+        return make(self.config, batch, capacity, jnp.dtype(self.forms.numerics.cache))
+
+
+def forward(blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+    """Logits of whole sequences, without a cache."""
+    return assemble(blueprint.config, blueprint.forms, params)(tokens)  # type: ignore[operator]
+
+
+def forward_captured(
+    blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"]
+) -> tuple[Float[Array, "b t v"], dict[str, tuple[Array, ...]]]:
+    """Logits, and by name what the forms capture: hidden (embedding, after each block, with the last one normed) and so on."""
+    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    x, _ = module.hidden(tokens)
+    logits = module.logits(x)
+    sown = nnx.to_flat_state(nnx.pop(module, nnx.Intermediate))
+    found: dict[str, tuple[Array, ...]] = {name: () for name in blueprint.forms.capture}
+    by_depth = sorted(sown, key=lambda item: [part if isinstance(part, int) else -1 for part in item[0]])
+    for path, leaf in by_depth:
+        found[path[-1]] += tuple(leaf.get_value())
+    if "hidden" in found:
+        found["hidden"] = (*found["hidden"][:-1], x)
+    return logits, found
+
+
+def prefill_chunk(
+    blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"], counts: Int[Array, " b"], cache: Cache
+) -> tuple[Float[Array, "b v"], Cache]:
+    """Appends the first counts[b] of the t tokens of each row to the cache; logits after the last of them.
+
+    t is a fixed length, shorter pieces are padded on the right. The cache must have room for all t. A row with count 0
+    keeps its entries; its logits mean nothing.
+    """
+    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    x, cache = module.hidden(tokens, cache)
+    last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
+    return module.logits(last), cache.with_lengths(cache.lengths + counts)
+
+
+def prefill_chunk_scored(
+    blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"], cache: Cache
+) -> tuple[Float[Array, "b t v"], Cache]:
+    """Appends all t tokens to every row; logits after each."""
+    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    x, cache = module.hidden(tokens, cache)
+    return module.logits(x), cache.with_lengths(cache.lengths + tokens.shape[1])
+
+
+Select = Callable[[Float[Array, "b v"], Array], Int[Array, " b"]]
+
+
+def greedy(logits: Float[Array, "b v"], key: Array) -> Int[Array, " b"]:
+    """The most likely token of each row; the lowest id among equals."""
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+def decode(
+    blueprint: Blueprint,
+    params: Params,
+    logits: Float[Array, "b v"],
+    cache: Cache,
+    key: Array,
+    wanted: Int[Array, " b"],
+    stops: Int[Array, " n"],
+    *,
+    steps: int,
+    select: Select = greedy,
+) -> tuple[Int[Array, "b steps"], Float[Array, "b v"], Cache]:
+    """Up to `steps` tokens a row, the first chosen from `logits`: one device loop with the cache carried in place.
+
+    wanted: tokens each row still takes, 0 for a finished one. A row ends with the first token that is in `stops` (which
+    is part of the result) or when it has what it wanted; its further places hold -1 and its cache length stays. The loop
+    ends when all rows have. Returns tokens, logits after the last token of each row, and the cache.
+    """
+    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    b = logits.shape[0]
+
+    def unfinished(carry):
+        i, left, *_ = carry
+        return (i < steps) & jnp.any(left > 0)
+
+    def step(carry):
+        i, left, tokens, logits, cache = carry
+        chosen = select(logits, jax.random.fold_in(key, i))
+        live = left > 0
+        tokens = tokens.at[:, i].set(jnp.where(live, chosen, -1))
+        x, cache = module.hidden(jnp.where(live, chosen, 0)[:, None], cache)
+        logits = jnp.where(live[:, None], module.logits(x[:, 0]), logits)
+        cache = cache.with_lengths(cache.lengths + live)
+        left = jnp.where(jnp.isin(chosen, stops), 0, jnp.maximum(left - 1, 0))
+        return i + 1, jnp.where(live, left, 0), tokens, logits, cache
+
+    first = (jnp.int32(0), wanted, jnp.full((b, steps), -1, jnp.int32), logits, cache)
+    _, _, tokens, logits, cache = jax.lax.while_loop(unfinished, step, first)
+    return tokens, logits, cache

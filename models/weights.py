@@ -1,0 +1,161 @@
+"""Weights: the logical axes of each, and how it is stored.
+
+A module makes a weight with `weight("hcd", shape, rngs)` and uses it through `contract`, `rows` and `dense`. It never asks
+how the numbers are stored: that is the type of the weight's value, a plain array or a storage object such as `Quantized`.
+Letters of axes: rzoo.core. Matrices keep the order of checkpoint files, [out..., in]: nothing is transposed on load, and
+CPU dots read that order fastest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Shaped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """The types a program computes in, for the whole model; rzoo.compile.precision makes one from a policy.
+
+    compute: activations and both sides of every dot. accumulate: sums of dots and softmax. precision: what each dot asks of
+    the hardware for float32 inputs (HIGHEST forbids TF32 and bfloat16 passes). cache: cached keys and values.
+    """
+
+    compute: str = "float32"
+    accumulate: str = "float32"
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    cache: str = "float32"
+
+    def dot(self, spec: str, *operands: Array) -> Array:
+        """jnp.einsum in these types; the result is in `compute`."""
+        return self.dot_accumulated(spec, *operands).astype(self.compute)
+
+    def dot_accumulated(self, spec: str, *operands: Array) -> Array:
+        """The same with the result left in `accumulate`: logits, attention scores."""
+        cast = [o.astype(self.compute) for o in operands]
+        return jnp.einsum(spec, *cast, precision=self.precision, preferred_element_type=jnp.dtype(self.accumulate))
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """What a weight's value is when it is no plain array: a pytree of arrays that knows its logical shape."""
+
+    shape: tuple[int, ...]
+
+    def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
+        """einsum of x with this weight."""
+
+    def rows(self, ids: Array, numerics: Numerics) -> Array:
+        """Entries `ids` of the first logical axis."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Quantized:
+    """Low-precision codes in blocks, each block with a scale: value = codes * scale + offset.
+
+    codes [m, n]: integers or float8 in the flattened order of the file. scale, offset [ceil(m/bm), ceil(n/bn)] for
+    block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128). shape: the logical
+    shape, which flattens to (m, n). It is split over devices on block borders only, and takes no gradient.
+    """
+
+    codes: Shaped[Array, "m n"]
+    scale: Float[Array, "..."]
+    offset: Float[Array, "..."] | None
+    block: tuple[int, int] = field(metadata={"static": True})
+    shape: tuple[int, ...] = field(metadata={"static": True})
+
+    def dequantize(self, dtype: Any = "float32") -> Array:
+        """The dense weight in its logical shape; the arithmetic is float32."""
+        values = self.codes.astype(jnp.float32) * _spread(self.scale, self.block, self.codes.shape)
+        if self.offset is not None:
+            values = values + _spread(self.offset, self.block, self.codes.shape)
+        return values.astype(dtype).reshape(self.shape)
+
+    def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
+        """The reference: dequantize, then a dense dot."""
+        return numerics.dot(spec, x, self.dequantize(numerics.compute))
+
+    def rows(self, ids: Array, numerics: Numerics) -> Array:
+        """Rows of a matrix, such as an embedding: only their codes and scales are read."""
+        row, width = ids.reshape(-1), self.codes.shape[1]
+        of_row = Quantized(
+            codes=self.codes[row],
+            scale=self.scale[row // self.block[0]],
+            offset=None if self.offset is None else self.offset[row // self.block[0]],
+            block=(1, self.block[1]),
+            shape=(*ids.shape, width),
+        )
+        return of_row.dequantize(numerics.compute)
+
+
+def _spread(per_block: Array, block: tuple[int, int], shape: tuple[int, ...]) -> Array:
+    """One value per block -> one per element: each repeated over its block, the partial last blocks cut."""
+    rows = jnp.repeat(per_block.astype(jnp.float32), block[0], axis=0)[: shape[0]]
+    return jnp.repeat(rows, block[1], axis=1)[:, : shape[1]]
+
+
+class _Stored:
+    """What the weights of a module answer, whatever Variable type and storage they have."""
+
+    def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
+        """einsum(spec, x, this weight), e.g. "btd,hcd->bthc"; accumulated and returned as `numerics` says."""
+        value = self.get_value()  # type: ignore[attr-defined]
+        return value.contract(spec, x, numerics) if isinstance(value, Storage) else numerics.dot(spec, x, value)
+
+    def rows(self, ids: Array, numerics: Numerics) -> Array:
+        """Entries `ids` of the first axis (embedding look-up), in `numerics.compute`."""
+        value = self.get_value()  # type: ignore[attr-defined]
+        return value.rows(ids, numerics) if isinstance(value, Storage) else value[ids].astype(numerics.compute)
+
+    def scores(self, x: Array, numerics: Numerics) -> Array:
+        """x [..., d] against every row of a [v, d] table: logits, in float32 (the head, or a tied embedding)."""
+        value = self.get_value()  # type: ignore[attr-defined]
+        spec = "...d,vd->...v"
+        out = value.contract(spec, x, numerics) if isinstance(value, Storage) else numerics.dot_accumulated(spec, x, value)
+        return out.astype(jnp.float32)
+
+    def dense(self) -> Array:
+        """The whole weight as one array: norm scales, biases."""
+        value = self.get_value()  # type: ignore[attr-defined]
+        return value.dequantize() if isinstance(value, Quantized) else value
+
+
+class Weight(_Stored, nnx.Param):
+    """A trainable weight: a dense array."""
+
+
+class FrozenWeight(_Stored, nnx.Variable):
+    """A weight in a storage that takes no gradient; nnx.grad and optimizers over nnx.Param skip it."""
+
+
+def contract_together(spec: str, x: Array, weights: Sequence[_Stored], numerics: Numerics) -> tuple[Array, ...]:
+    """Several weights contracted with the same x (q, k, v; gate and up): the place where a fused storage can answer once.
+
+    spec names the out axes of each weight in one letter pattern, e.g. "btd,hcd->bthc" for q [h,c,d], k and v [k,c,d].
+    """
+    first = weights[0].get_value()  # type: ignore[attr-defined]
+    if hasattr(first, "contract_together"):
+        return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)  # type: ignore[attr-defined]
+    return tuple(w.contract(spec, x, numerics) for w in weights)
+
+
+def weight(axes: str, shape: Sequence[int], rngs: nnx.Rngs, *, scale: float | None = None) -> Weight:
+    """A new weight with logical axes such as "hcd" (one letter an axis), drawn from N(0, scale²).
+
+    scale None: 1/sqrt(last axis), which keeps activations at unit size for [out..., in]. scale 0 gives zeros.
+    The axes are Flax's own metadata: `nnx.get_named_sharding` under `nnx.logical_axis_rules` maps them to a mesh.
+    """
+    if len(axes) != len(shape):
+        raise ValueError(f"axes ({axes}) must name each dimension of shape {tuple(shape)}")
+    deviation = shape[-1] ** -0.5 if scale is None else scale
+    value = deviation * jax.random.normal(rngs.params(), tuple(shape), jnp.float32)
+    return Weight(value, out_sharding=tuple(axes), eager_sharding=False)
+
+
+def ones(axes: str, shape: Sequence[int]) -> Weight:
+    """A weight of ones: the scale of a norm."""
+    return Weight(jnp.ones(tuple(shape), jnp.float32), out_sharding=tuple(axes), eager_sharding=False)
