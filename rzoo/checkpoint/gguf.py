@@ -1,0 +1,459 @@
+"""GGUF files: a bounded reader of the header, and tensors decoded one at a time.
+
+A GGUF file is a header (metadata, then one record per tensor) followed by the tensors' blocks. `open_gguf` reads the
+header alone; every length, count and size in it is held against the size of the file before anything is allocated,
+so that a broken or hostile file costs no more than its own bytes. `GGUFFile.read` then reads the bytes of one tensor.
+
+Source: the GGUF specification of ggml (versions 2 and 3, little-endian). The block types that `decode` knows are
+checked bit for bit against the `gguf` package.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import textwrap
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from rzoo.core import RzooError, closest, dtype_named
+
+VERSIONS = (2, 3)
+MAX_DIMS = 4
+FIRST_READ = 16 << 20  # bytes; more than the headers of the models we know
+HEADER_LIMIT = 256 << 20
+PIECE = 4 << 20  # bytes of a tensor read at a time
+SLICE = 1 << 17  # values decoded at a time: they and their temporaries stay in the processor's cache
+
+
+class BlockType(NamedTuple):
+    """How a tensor type is stored: `values` numbers in every block of `nbytes` bytes."""
+
+    name: str
+    values: int
+    nbytes: int
+
+
+BLOCK_TYPES: dict[int, BlockType] = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    15: BlockType("Q8_K", 256, 292),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
+    30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
+}
+_BLOCK_NAMED = {block.name: block for block in BLOCK_TYPES.values()}
+
+# Metadata type id -> numpy's spelling of it. 7 is bool, 8 string, 9 array.
+_NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+# What else a file called .gguf may turn out to be: its first bytes -> words.
+_LOOKALIKES = {
+    b"version https://git-lfs": "a git-LFS pointer: the file itself was not fetched (git lfs pull)",
+    b"<": "HTML or XML, perhaps an error page saved by a download",
+    b"{": "JSON",
+    b"PK": "a zip archive, perhaps a PyTorch checkpoint",
+    b"\x1f\x8b": "a gzip archive",
+    b"lmgg": "the older GGML format",
+    b"fmgg": "the older GGMF format",
+    b"tjgg": "the older GGJT format",
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a GGUF file: `shape` in numpy's order, `offset` in bytes from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """The header of a GGUF file; `read` fetches a tensor. `data_bytes` is the sum of the tensors' sizes."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    data_bytes: int
+
+    @property
+    def dominant_type(self) -> str | None:
+        """The type that holds most of the bytes, as a label for the file ("Q4_1"); None without tensors."""
+        sizes: Counter[str] = Counter()
+        for info in self.tensors.values():
+            sizes[info.type] += info.nbytes
+        return max(sizes, key=sizes.__getitem__) if sizes else None
+
+    def read(self, name: str, dtype: Any = "float32") -> np.ndarray:
+        """The tensor `name`, decoded to `dtype`: reads its bytes only, a few MB at a time.
+
+        Raises RzooError for a name that the file lacks, a type that rzoo cannot decode, and a file that has shrunk.
+        """
+        info = self._info(name)
+        _decoder(info.type, name)
+        block = _BLOCK_NAMED[info.type]
+        out = np.empty(info.shape, dtype_named(dtype))
+        flat, step = out.reshape(-1), PIECE // block.nbytes
+        with self.path.open("rb", buffering=0) as file:
+            for first in range(0, info.nbytes // block.nbytes, step):
+                part = flat[first * block.values : (first + step) * block.values]
+                nbytes = part.size // block.values * block.nbytes
+                raw = os.pread(file.fileno(), nbytes, info.offset + first * block.nbytes)
+                if len(raw) != nbytes:
+                    raise RzooError(f"{self.path}: ends inside tensor {name}; did it change?", field=name)
+                decode(info.type, raw, part.shape, part)
+        return out
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            known = textwrap.shorten(closest(name, list(self.tensors)), 300)
+            raise RzooError(f"{self.path}: there is no tensor {name}", field="name", value=name, fix=known)
+        return self.tensors[name]
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Read the header of the GGUF file at `path`.
+
+    Raises RzooError for a file that is missing, of another format or version, cut short, or at odds with itself.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise RzooError(f"{path}: is not a file", field="path", value=str(path))
+        length = FIRST_READ
+        while True:
+            with path.open("rb") as file:
+                data = file.read(min(length, size))
+            try:
+                return _parse(_Cursor(path, data, size))
+            except _NeedsMoreError:
+                if length >= HEADER_LIMIT:
+                    raise RzooError(
+                        f"{path}: the header is longer than {HEADER_LIMIT >> 20} MiB", field="header", value=length
+                    ) from None
+                length *= 4
+    except OSError as error:
+        raise RzooError(f"{path}: cannot be read: {error.strerror}", field="path", value=str(path)) from error
+
+
+def check_supported(file: GGUFFile) -> None:
+    """Raise RzooError when `file` holds a tensor that `decode` cannot decode. For loaders, before anything is read."""
+    counts = Counter(info.type for info in file.tensors.values() if info.type not in DECODERS)
+    if counts:
+        name = next(info.name for info in file.tensors.values() if info.type in counts)
+        listed = ", ".join(f"{kind} in {count} tensors" for kind, count in counts.most_common())
+        raise _undecodable(file.tensors[name].type, name, f"{file.path}: ", f" (the file has {listed})")
+
+
+def decode(kind: str, raw: bytes | memoryview | np.ndarray, shape: tuple[int, ...], out: np.ndarray) -> np.ndarray:
+    """Decode the blocks `raw` of type `kind` ("Q4_1") into `out`, an array of `shape`; returns `out`.
+
+    Numbers are computed in float32 and rounded once to out's dtype; a type stored in out's own dtype is copied bit for
+    bit. Raises RzooError for a type that cannot be decoded and for sizes that do not fit each other.
+    """
+    decoder, block = _decoder(kind), _BLOCK_NAMED[kind]
+    blocks = np.frombuffer(raw, np.uint8)
+    values = math.prod(shape)
+    fits = values % block.values == 0 and blocks.size == values // block.values * block.nbytes
+    if not fits or out.shape != shape or not out.flags.c_contiguous:
+        words = f"{blocks.size} bytes of {kind} do not fit shape {shape} and a contiguous output (found {out.shape})"
+        raise RzooError(words, field="raw")
+    flat, step = out.reshape(-1), SLICE // block.values
+    blocks = blocks.reshape(-1, block.nbytes)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for first in range(0, len(blocks), step):
+            part = decoder(blocks[first : first + step])
+            flat[first * block.values : (first + step) * block.values] = part.reshape(-1)
+    return out
+
+
+def _floats(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda blocks: blocks.view(dtype)
+
+
+def _scale(blocks: np.ndarray, first: int) -> np.ndarray:
+    """The float16 at byte `first` of each block, as float32 [n, 1]."""
+    return np.ascontiguousarray(blocks[:, first : first + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """The low halves of the 16 bytes of each block, then their high halves: float32 [n, 32]."""
+    out = np.empty((len(packed), 32), np.float32)
+    out[:, :16] = packed & 15
+    out[:, 16:] = packed >> 4
+    return out
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    """(q - 8) * scale."""
+    out = _nibbles(blocks[:, 2:])
+    out -= 8
+    out *= _scale(blocks, 0)
+    return out
+
+
+def _q4_1(blocks: np.ndarray) -> np.ndarray:
+    """q * scale + minimum."""
+    out = _nibbles(blocks[:, 4:])
+    out *= _scale(blocks, 0)
+    out += _scale(blocks, 2)
+    return out
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    """q * scale."""
+    out = blocks[:, 2:].view(np.int8).astype(np.float32)
+    out *= _scale(blocks, 0)
+    return out
+
+
+# Type -> function from blocks (uint8 [n, bytes]) to their numbers.
+DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "F32": _floats("<f4"),
+    "F16": _floats("<f2"),
+    "BF16": _floats(ml_dtypes.bfloat16),
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+}
+
+
+def _decoder(kind: str, tensor: str | None = None) -> Callable[[np.ndarray], np.ndarray]:
+    if kind not in DECODERS:
+        raise _undecodable(kind, tensor)
+    return DECODERS[kind]
+
+
+def _undecodable(kind: str, tensor: str | None, start: str = "", end: str = "") -> RzooError:
+    subject = f"tensor {tensor} has type {kind}" if tensor else f"type {kind}"
+    fix = f"types that can be decoded: {', '.join(DECODERS)}"
+    return RzooError(f"{start}{subject}, which cannot be decoded{end}", field=tensor or "kind", value=kind, fix=fix)
+
+
+class _NeedsMoreError(Exception):
+    """The bytes read so far end before the header does."""
+
+
+@dataclass
+class _Cursor:
+    """A position in the first bytes of a file of `size` bytes."""
+
+    path: Path
+    data: bytes
+    size: int
+    at: int = field(default=0)
+
+    def refuse(self, words: str, **details: Any) -> RzooError:
+        return RzooError(f"{self.path}: {words}", **details)
+
+    def skip(self, nbytes: int, what: str) -> int:
+        """Step over `nbytes` bytes and return where they begin; refuses what the file has no room for."""
+        start, self.at = self.at, self.at + nbytes
+        if self.at > self.size:
+            raise self.refuse(
+                f"{what} needs {nbytes} bytes at byte {start}, but the file ends at byte {self.size}",
+                field=what,
+                value=nbytes,
+                fix="the file is cut short or damaged: fetch it again",
+            )
+        if self.at > len(self.data):
+            raise _NeedsMoreError
+        return start
+
+    def integer(self, code: str, what: str) -> int:
+        start = self.skip(struct.calcsize(code), what)
+        return struct.unpack_from(code, self.data, start)[0]
+
+    def count(self, code: str, least: int, what: str) -> int:
+        """A number of things that take at least `least` bytes each."""
+        count = self.integer(code, what)
+        if count * least > self.size - self.at:
+            raise self.refuse(
+                f"{what} ({count}) is more than the {self.size - self.at} bytes that follow can hold",
+                field=what,
+                value=count,
+                fix="the file is damaged: fetch it again",
+            )
+        return count
+
+    def text(self, what: str) -> str:
+        length = self.count("<Q", 1, f"the length of {what}")
+        start = self.skip(length, what)
+        return self._utf8(start, self.at, what)
+
+    def _utf8(self, start: int, end: int, what: str) -> str:
+        try:
+            return str(self.data[start:end], "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.refuse(f"{what} at byte {start} is not UTF-8", field=what) from error
+
+    def texts(self, count: int, what: str) -> list[str]:
+        """`count` strings: one tight loop, since vocabularies hold hundreds of thousands."""
+        data, at, end, length_at = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from
+        out: list[str] = []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + length_at(data, at)[0]
+                if at > end:
+                    break
+                out.append(str(data[start:at], "utf-8"))
+        except struct.error:
+            at += 8
+        except UnicodeDecodeError as error:
+            raise self.refuse(f"{what}[{len(out)}] is not UTF-8", field=what) from error
+        self.skip(at - self.at, what)
+        return out
+
+    def numbers(self, code: str, count: int, what: str) -> list[Any]:
+        start = self.skip(np.dtype(code).itemsize * count, what)
+        return np.frombuffer(self.data, code, count, start).tolist()
+
+    def booleans(self, count: int, what: str) -> list[bool]:
+        values = self.numbers("<u1", count, what)
+        if any(value > 1 for value in values):
+            raise self.refuse(f"{what} must be 0 or 1, found {max(values)}", field=what, value=max(values))
+        return [value == 1 for value in values]
+
+    def value(self, what: str) -> Any:
+        """One metadata value: its type id, then the value."""
+        kind = self.integer("<I", f"the type of {what}")
+        if kind == _STRING:
+            return self.text(what)
+        if kind != _ARRAY:
+            return self.values(kind, 1, what)[0]
+        kind = self.integer("<I", f"the element type of {what}")
+        code = _NUMBERS.get(kind, "<u1")
+        least = 8 if kind == _STRING else np.dtype(code).itemsize
+        return self.values(kind, self.count("<Q", least, f"the length of {what}"), what)
+
+    def values(self, kind: int, count: int, what: str) -> list[Any]:
+        if kind in _NUMBERS:
+            return self.numbers(_NUMBERS[kind], count, what)
+        if kind == _BOOL:
+            return self.booleans(count, what)
+        if kind == _STRING:
+            return self.texts(count, what)
+        words = "an array of arrays" if kind == _ARRAY else f"of unknown metadata type {kind}"
+        raise self.refuse(f"{what} is {words}, which rzoo does not read", field=what, value=kind)
+
+
+def _parse(cursor: _Cursor) -> GGUFFile:
+    version = _version(cursor)
+    # At least: length, dimension count, a dimension, type, offset for a tensor; length, type, one byte for a pair.
+    tensor_count = cursor.count("<Q", 32, "the tensor count")
+    pair_count = cursor.count("<Q", 13, "the metadata count")
+    metadata: dict[str, Any] = {}
+    for index in range(pair_count):
+        key = cursor.text(f"metadata key {index}")
+        if key in metadata:
+            raise cursor.refuse(f"metadata key {key} appears twice", field=key)
+        metadata[key] = cursor.value(key)
+    alignment = _alignment(cursor, metadata)
+    tensors: dict[str, TensorInfo] = {}
+    for index in range(tensor_count):
+        info = _tensor(cursor, index, alignment)
+        if info.name in tensors:
+            raise cursor.refuse(f"tensor {info.name} appears twice", field=info.name)
+        tensors[info.name] = info
+    data_start = -(-cursor.at // alignment) * alignment
+    placed = {name: _placed(cursor, info, data_start) for name, info in tensors.items()}
+    return GGUFFile(cursor.path, version, metadata, placed, sum(info.nbytes for info in placed.values()))
+
+
+def _version(cursor: _Cursor) -> int:
+    if not cursor.data.startswith(b"GGUF"):
+        raise cursor.refuse(
+            f"is not a GGUF file: it begins with {cursor.data[:8]!r}", field="magic", fix=_looks_like(cursor.data)
+        )
+    cursor.skip(4, "the magic")
+    version = cursor.integer("<I", "the version")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        words = "the file is big-endian" if swapped in VERSIONS else f"GGUF version {version}"
+        fix = f"supported: little-endian GGUF of version {' or '.join(map(str, VERSIONS))}"
+        raise cursor.refuse(f"{words}, which rzoo does not read", field="version", value=version, fix=fix)
+    return version
+
+
+def _looks_like(data: bytes) -> str:
+    if not data:
+        return "the file is empty"
+    if data[8:9] == b"{":
+        return "it looks like safetensors: give the folder that holds it"
+    start = data[:64].lstrip()
+    return next((f"it looks like {words}" for magic, words in _LOOKALIKES.items() if start.startswith(magic)), "") or (
+        "give a file that was written as GGUF"
+    )
+
+
+def _alignment(cursor: _Cursor, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise cursor.refuse(
+            f"general.alignment ({alignment!r:.40}) must be a power of two", field="general.alignment", value=alignment
+        )
+    return alignment
+
+
+def _tensor(cursor: _Cursor, index: int, alignment: int) -> TensorInfo:
+    """The record of one tensor, its offset still counted from the start of the data."""
+    name = cursor.text(f"the name of tensor {index}")
+    dims = cursor.integer("<I", f"the number of dimensions of {name}")
+    if not 1 <= dims <= MAX_DIMS:
+        raise cursor.refuse(
+            f"tensor {name} has {dims} dimensions; 1 to {MAX_DIMS} are possible", field=name, value=dims
+        )
+    sizes = [cursor.integer("<Q", f"a dimension of {name}") for _ in range(dims)]
+    kind = cursor.integer("<I", f"the type of {name}")
+    if kind not in BLOCK_TYPES:
+        known = ", ".join(f"{block.name} ({number})" for number, block in BLOCK_TYPES.items())
+        raise cursor.refuse(f"tensor {name} has unknown type {kind}", field=name, value=kind, fix=f"known: {known}")
+    block = BLOCK_TYPES[kind]
+    if 0 in sizes or sizes[0] % block.values:
+        words = f"dimensions {sizes}, the first of which must be a positive multiple of {block.values} for {block.name}"
+        raise cursor.refuse(f"tensor {name} has {words}", field=name, value=sizes)
+    offset = cursor.integer("<Q", f"the offset of {name}")
+    if offset % alignment:
+        words = f"offset ({offset}) of tensor {name} must be a multiple of the alignment ({alignment})"
+        raise cursor.refuse(words, field=name, value=offset)
+    return TensorInfo(name, tuple(sizes[::-1]), block.name, offset, math.prod(sizes) // block.values * block.nbytes)
+
+
+def _placed(cursor: _Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
+    """`info` with its offset counted from the start of the file; refuses a tensor that the file does not hold."""
+    offset = data_start + info.offset
+    if offset + info.nbytes > cursor.size:
+        raise cursor.refuse(
+            f"tensor {info.name} {info.shape} takes {info.nbytes} bytes at byte {offset}, "
+            f"but the file ends at byte {cursor.size}",
+            field=info.name,
+            value=info.nbytes,
+            fix="the file is cut short or damaged: fetch it again",
+        )
+    return TensorInfo(info.name, info.shape, info.type, offset, info.nbytes)
