@@ -94,7 +94,11 @@ def _by_query_head(out: Float[Array, "b k g t z"]) -> Float[Array, "b t h z"]:
 
 
 def attention_probabilities(
-    q: Float[Array, "b t h c"], keys: Float[Array, "b k s c"], starts: Int[Array, " b"], scale: float, numerics: Numerics
+    q: Float[Array, "b t h c"],
+    keys: Float[Array, "b k s c"],
+    starts: Int[Array, " b"],
+    scale: float,
+    numerics: Numerics,
 ) -> Float[Array, "b h t s"]:
     """What each query of each head gives to each key, for observation."""
     by_group = probabilities(_by_kv_head(q, keys.shape[1]), keys, starts, scale, numerics)

@@ -22,7 +22,9 @@ class Slot:
     keys: Float[Array, "b k s c"]
     values: Float[Array, "b k s z"]
 
-    def append(self, keys: Float[Array, "b k t c"], values: Float[Array, "b k t z"], starts: Int[Array, " b"]) -> "Slot":
+    def append(
+        self, keys: Float[Array, "b k t c"], values: Float[Array, "b k t z"], starts: Int[Array, " b"]
+    ) -> "Slot":
         """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
         return Slot(_write(self.keys, keys, starts), _write(self.values, values, starts))
 
@@ -51,14 +53,18 @@ class Cache:
         return replace(self, slots=jax.tree.map(pad, self.slots))
 
 
-def _write(old: Float[Array, "b k s c"], new: Float[Array, "b k t c"], starts: Int[Array, " b"]) -> Float[Array, "b k s c"]:
+def _write(
+    old: Float[Array, "b k s c"], new: Float[Array, "b k t c"], starts: Int[Array, " b"]
+) -> Float[Array, "b k s c"]:
     new = new.astype(old.dtype)
     if old.shape[0] == 1:  # one row: a plain in-place slice; the general form lowers to a scatter
         return jax.lax.dynamic_update_slice(old, new, (0, 0, starts[0], 0))
     return jax.vmap(lambda o, n, start: jax.lax.dynamic_update_slice(o, n, (0, start, 0)))(old, new, starts)
 
 
-def empty_slots(count: int, batch: int, heads: int, capacity: int, key_width: int, value_width: int, dtype: Any) -> tuple:
+def empty_slots(
+    count: int, batch: int, heads: int, capacity: int, key_width: int, value_width: int, dtype: Any
+) -> tuple:
     """`count` zeroed slots."""
     make: Sequence[Slot] = [
         Slot(

@@ -91,9 +91,7 @@ class GroupedAttention(nnx.Module):
             keys, values = slot_out.keys, slot_out.values
             attend = self.forms.attend_decode if x.shape[1] == 1 else self.forms.attend_prefill
         numerics = self.forms.numerics
-        self.forms.observe(
-            self, "attention", lambda: attention_probabilities(q, keys, starts, self.scale, numerics)
-        )
+        self.forms.observe(self, "attention", lambda: attention_probabilities(q, keys, starts, self.scale, numerics))
         mixed = self.forms.place(attend(q, keys, values, starts, self.scale, numerics), "bthc")
         out = self.output.contract("bthc,dhc->btd", mixed, numerics)
         return plus(out, self.output_bias), slot_out

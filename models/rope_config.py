@@ -8,9 +8,11 @@ without a word, so both are read and, unless asked otherwise, both are written.
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
 from rzoo.core import RzooError
 from rzoo.models.config import HFConfig
-from rzoo.models.rope import DefaultRope, DividedRope, DynamicRope, LinearRope, Llama3Rope, Rope, YarnRope
+from rzoo.models.rope import DefaultRope, DividedRope, DynamicRope, LinearRope, Llama3Rope, Rope, YarnRope, frequencies
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -102,3 +104,42 @@ def write_rope(rope: Rope, *, spelling: int | None = None) -> dict[str, Any]:
     old = {"rope_theta": rope.theta, "rope_scaling": None if kind == "default" else scaling}
     new = {"rope_parameters": {"rope_theta": rope.theta, **scaling}}
     return {4: old, 5: new, None: old | new}[spelling]
+
+
+def read_gguf_rope(meta: HFConfig, *, width: int, context: int, divisors: tuple[float, ...] | None) -> Rope:
+    """The rotary settings of GGUF metadata (keys without the architecture's prefix) and of its rope_freqs tensor."""
+    theta = single(meta.number("rope.freq_base", default=10000.0))
+    if divisors is not None:
+        return _llama3_like(theta, width, divisors)
+    kind = meta.text("rope.scaling.type", default="none")
+    if kind == "none":
+        return DefaultRope(theta=theta)
+    factor = single(meta.number("rope.scaling.factor"))
+    if kind == "linear":
+        return LinearRope(theta=theta, factor=factor)
+    if kind == "yarn":
+        original = meta.count("rope.scaling.original_context_length", default=context)
+        return YarnRope(theta=theta, factor=factor, original_context=original)
+    raise meta.wrong("rope.scaling.type", kind, "is not supported; supported: none, linear, yarn")
+
+
+def _llama3_like(theta: float, width: int, divisors: tuple[float, ...]) -> Rope:
+    """The published Llama 3 scaling that these divisors were made from, or the divisors themselves."""
+    if len(divisors) != width // 2:
+        raise RzooError(
+            f"rope_freqs.weight has {len(divisors)} entries, the head width {width} needs {width // 2}",
+            field="rope_freqs.weight",
+            value=len(divisors),
+        )
+    given = DividedRope(theta=theta, divisors=divisors)
+    one = jnp.ones(1, jnp.int32)
+    for factor in (8.0, 16.0, 32.0):
+        published = Llama3Rope(theta=theta, factor=factor)
+        if jnp.allclose(frequencies(published, width, one), frequencies(given, width, one), rtol=1e-5, atol=0):
+            return published
+    return given
+
+
+def single(value: float) -> float:
+    """A float32 of a file as the decimal that it was written from: 9.99999974e-06 -> 1e-05."""
+    return float(f"{value:.6g}")

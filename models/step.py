@@ -40,7 +40,7 @@ def forward_captured(
 ) -> tuple[Float[Array, "b t v"], dict[str, tuple[Array, ...]]]:
     """Logits, and by name what the forms capture: hidden (embedding, after each block, with the last one normed) and so on."""
     module: Any = assemble(blueprint.config, blueprint.forms, params)
-    x, _ = module.hidden(tokens)
+    x, _ = module.hidden_states(tokens)
     logits = module.logits(x)
     sown = nnx.to_flat_state(nnx.pop(module, nnx.Intermediate))
     found: dict[str, tuple[Array, ...]] = {name: () for name in blueprint.forms.capture}
@@ -61,7 +61,7 @@ def prefill_chunk(
     keeps its entries; its logits mean nothing.
     """
     module: Any = assemble(blueprint.config, blueprint.forms, params)
-    x, cache = module.hidden(tokens, cache)
+    x, cache = module.hidden_states(tokens, cache)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
     return module.logits(last), cache.with_lengths(cache.lengths + counts)
 
@@ -71,7 +71,7 @@ def prefill_chunk_scored(
 ) -> tuple[Float[Array, "b t v"], Cache]:
     """Appends all t tokens to every row; logits after each."""
     module: Any = assemble(blueprint.config, blueprint.forms, params)
-    x, cache = module.hidden(tokens, cache)
+    x, cache = module.hidden_states(tokens, cache)
     return module.logits(x), cache.with_lengths(cache.lengths + tokens.shape[1])
 
 
@@ -113,7 +113,7 @@ def decode(
         chosen = select(logits, jax.random.fold_in(key, i))
         live = left > 0
         tokens = tokens.at[:, i].set(jnp.where(live, chosen, -1))
-        x, cache = module.hidden(jnp.where(live, chosen, 0)[:, None], cache)
+        x, cache = module.hidden_states(jnp.where(live, chosen, 0)[:, None], cache)
         logits = jnp.where(live[:, None], module.logits(x[:, 0]), logits)
         cache = cache.with_lengths(cache.lengths + live)
         left = jnp.where(jnp.isin(chosen, stops), 0, jnp.maximum(left - 1, 0))

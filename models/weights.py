@@ -115,7 +115,11 @@ class _Stored:
         """x [..., d] against every row of a [v, d] table: logits, in float32 (the head, or a tied embedding)."""
         value = self.get_value()  # type: ignore[attr-defined]
         spec = "...d,vd->...v"
-        out = value.contract(spec, x, numerics) if isinstance(value, Storage) else numerics.dot_accumulated(spec, x, value)
+        out = (
+            value.contract(spec, x, numerics)
+            if isinstance(value, Storage)
+            else numerics.dot_accumulated(spec, x, value)
+        )
         return out.astype(jnp.float32)
 
     def dense(self) -> Array:

@@ -1,1 +1,44 @@
-"""rzoo: open reasoning models in JAX, exact, readable and fast."""
+"""rzoo: open reasoning models in JAX, exact, readable and fast.
+
+    lm = rzoo.load("smollm2")              # a preset, a folder, a .gguf file, a hub id
+    logits = lm(ids)                       # [b, t] -> float32 [b, t, v]
+    rzoo.generate(lm, "What is the capital of France?").text
+
+Nothing heavy is imported until one of these names is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rzoo.checkpoint.load import load as load
+    from rzoo.checkpoint.save import export as export
+    from rzoo.core import RzooError as RzooError
+    from rzoo.engine.generate import Completion as Completion, generate as generate, stream as stream
+    from rzoo.handle import LM as LM
+    from rzoo.presets import presets as presets
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it.
+_PUBLIC = {
+    "LM": "rzoo.handle",
+    "Completion": "rzoo.engine.generate",
+    "RzooError": "rzoo.core",
+    "export": "rzoo.checkpoint.save",
+    "generate": "rzoo.engine.generate",
+    "load": "rzoo.checkpoint.load",
+    "presets": "rzoo.presets",
+    "stream": "rzoo.engine.generate",
+}
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'rzoo' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,37 @@
+"""Compiled programs that outlive a process: the persistent compile cache in a folder of the user's own."""
+
+import os
+import stat
+from pathlib import Path
+
+import jax
+
+
+def cache_folder() -> Path:
+    """Where rzoo keeps what it can make again: $RZOO_CACHE, else rzoo/ in the user's cache folder."""
+    given = os.environ.get("RZOO_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rzoo"
+
+
+def use_compile_cache() -> Path | None:
+    """Lets XLA keep compiled programs on disk, unless the user has chosen a folder or turned the cache off.
+
+    Returns the folder, or None where the user's setting stands or the folder cannot be made private to the user.
+    """
+    chosen = jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache
+    if chosen:
+        return None
+    folder = cache_folder() / "xla"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+    except OSError:
+        return None
+    # Compiled code is loaded from there: nobody else may be able to write it.
+    if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    return folder

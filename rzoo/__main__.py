@@ -1,0 +1,3 @@
+from rzoo.cli import main
+
+main()

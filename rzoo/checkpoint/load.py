@@ -1,0 +1,117 @@
+"""`rzoo.load`: from a name or a path to a handle, tensor by tensor, refused before anything is read where it can't be."""
+
+import os
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from rzoo.checkpoint.opened import Opened, open_checkpoint
+from rzoo.checkpoint.sources import Located, locate
+from rzoo.compile.aot import use_compile_cache
+from rzoo.compile.kernels import default_forms
+from rzoo.compile.precision import numerics_of
+from rzoo.core import RzooError, dtype_named
+from rzoo.handle import LM, About
+from rzoo.models.registry import Params, abstract_weights, count_parameters
+from rzoo.sharding.fit import free_memory, in_gib, largest_weight_bytes, weight_bytes
+
+
+def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool = False) -> LM:
+    """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
+
+    dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
+    policy: "exact" computes in float32, "stored" in the held type with float32 sums. One line on what will be loaded goes
+    to stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
+    """
+    located = locate(source)
+    opened = open_checkpoint(located.path)
+    _check_preset(located, opened.config)
+    held = choose_dtype(opened, dtype, located.name)
+    forms = default_forms(numerics_of(policy, held))
+    use_compile_cache()
+    if not quiet:
+        for line in (*opened.warnings, _announcement(located, opened, held)):
+            print(f"rzoo: {line}", file=sys.stderr)
+    template = opened.tokenizer.chat_template if opened.tokenizer else None
+    about = About(
+        source=f"{located.name} from {located.path}",
+        bits=opened.bits,
+        tokenizer=opened.tokenizer,
+        template=template,
+        stops=opened.stops,
+        recommended=opened.recommended,
+    )
+    return LM(opened.config, read_weights(opened, held, located.name), forms, policy, about)
+
+
+def _check_preset(located: Located, config: Any) -> None:
+    """A preset's name always means the same model: a file with other sizes is no such preset."""
+    if located.preset is not None and config != located.preset.config:
+        raise RzooError(
+            f"{located.name}: {located.path} holds another model than the preset: {config}, not {located.preset.config}",
+            field="source",
+            fix="load it by its path",
+        )
+
+
+def choose_dtype(opened: Opened, asked: Any, name: str) -> str:
+    """The type to hold weights in; RzooError with the sizes that would fit where the wanted one does not."""
+    on_cpu = jax.default_backend() == "cpu"
+    wanted = [dtype_named(asked).name] if asked is not None else ["float32", opened.dtype] if on_cpu else [opened.dtype]
+    free = free_memory()
+    sizes = {}
+    for candidate in dict.fromkeys(wanted):
+        sizes[candidate] = weight_bytes(opened.config, candidate) + largest_weight_bytes(opened.config, candidate)
+        if free is None or sizes[candidate] <= free:
+            return candidate
+    needs = ", ".join(f"{in_gib(size)} in {candidate}" for candidate, size in sizes.items())
+    half = weight_bytes(opened.config, "bfloat16")
+    assert free is not None
+    fix = f'load it with dtype="bfloat16" ({in_gib(half)})' if half < free else "use a machine with more memory"
+    raise RzooError(
+        f"{name} needs {needs}; {in_gib(free)} of memory are free",
+        field="dtype",
+        value=asked,
+        fix=f"{fix}, or take a model of at most {int(free * 0.45 / 2e9)} billion parameters",
+    )
+
+
+def _announcement(located: Located, opened: Opened, held: str) -> str:
+    count = count_parameters(opened.config)
+    size = in_gib(weight_bytes(opened.config, held))
+    return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
+
+
+def read_weights(opened: Opened, dtype: str, name: str) -> Params:
+    """All weights, one tensor at a time: beside those placed, memory holds at most one more."""
+    _check_copies(opened)
+    paths = list(abstract_weights(opened.config))
+    params: Params = {}
+    for path in _with_progress(paths, name, weight_bytes(opened.config, dtype)):
+        params[path] = jax.device_put(opened.read(path, dtype))
+    return params
+
+
+def _check_copies(opened: Opened) -> None:
+    """A tied model's file may repeat the embedding as head: equal is dropped, different contradicts the config."""
+    for name in opened.matched.copies:
+        embed = opened.matched.tensors["embed"][1]
+        if not np.array_equal(opened.read_raw(name), opened.read_raw(embed)):
+            raise RzooError(
+                f"{name} differs from {embed}, but the config says tie_word_embeddings true",
+                field="tie_word_embeddings",
+                value=True,
+                fix="set tie_word_embeddings to false to use both, or remove the tensor from the file",
+            )
+
+
+def _with_progress(paths: list[str], name: str, size: int):
+    """A bar on stderr where a person is watching and the load takes long enough to see."""
+    if size < 2**30 or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return paths
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(paths, f"loading {name}", console=Console(stderr=True), transient=True)

@@ -1,0 +1,113 @@
+"""The `rzoo` command. Thin: each command parses, calls one public function, prints."""
+
+import json
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="rzoo",
+    help="Open reasoning models in JAX: exact, readable, fast.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Model = Annotated[str, typer.Argument(help="A preset (see `rzoo models`), a folder, a .gguf file or a hub id.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: float32 where it fits.")]
+Policy = Annotated[str, typer.Option(help="exact (float32) or stored (the held type, float32 sums).")]
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List what can be loaded by name, with exact parameter counts."""
+    from rzoo.presets import presets
+
+    found = presets()
+    if as_json:
+        fields = ("name", "alias", "parameters", "bytes", "bits", "found")
+        _print_json([{field: getattr(info, field) for field in fields} for info in found])
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "parameters", "size", "bits", "found", box=None, pad_edge=False)
+    for info in found:
+        name = info.name if info.alias is None else f"{info.name} ({info.alias})"
+        table.add_row(name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.found)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="Text; - reads standard input.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 512,
+    raw: Annotated[bool, typer.Option(help="Continue the text as it is, without the chat template.")] = False,
+    dtype: Dtype = None,
+    policy: Policy = "exact",
+    as_json: AsJson = False,
+) -> None:
+    """Answer a prompt."""
+    import rzoo
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    lm = rzoo.load(model, dtype=dtype, policy=policy)
+    start = time.perf_counter()
+    if as_json:
+        answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw)
+        seconds = time.perf_counter() - start
+        _print_json({"model": lm.source, **vars(answer), "seconds": round(seconds, 3)})
+        return
+    answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw)
+    try:
+        for piece in answer:
+            print(piece, end="", flush=True)
+    finally:  # also after Ctrl-C: what there is stays, and the line below says that it was cut
+        print()
+        print(f"rzoo: {answer.report()}", file=sys.stderr)
+
+
+@app.command()
+def bench(
+    model: Model = "smollm2",
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Compare speed with transformers and llama.cpp on this machine, in interleaved runs."""
+    from rzoo.bench import bench as run, table
+
+    result = run(model, rounds=rounds)
+    _print_json(result) if as_json else print(table(result))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one message and exit code 2, Ctrl-C is 130; --debug shows tracebacks."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    except Exception as error:
+        from rzoo.core import RzooError
+
+        if debug or not isinstance(error, RzooError):
+            raise
+        print(f"rzoo: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

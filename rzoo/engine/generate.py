@@ -1,0 +1,215 @@
+"""From a prompt to an answer: `generate` and `stream`, greedy.
+
+A string is one user turn where the model has a chat template and raw text where it has none (or with raw=True); a list of
+messages is a conversation; a list of ids is taken as it is.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rzoo.chat import encode_chat, opens_reasoning, split_reasoning
+from rzoo.core import RzooError
+from rzoo.engine.session import decode, prefill
+from rzoo.handle import LM
+from rzoo.tokenizer import IncrementalDecoder
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer. tokens: ids of the answer as generated, the stop included. finish_reason: stop, length or interrupted.
+
+    text: the answer without its reasoning; reasoning: what stood between the think tags, or None.
+    """
+
+    text: str
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    reasoning: str | None
+    finish_reason: str
+
+
+@dataclass
+class _Row:
+    """What the host knows of one row while it is generated."""
+
+    prompt: tuple[int, ...]
+    limit: int
+    decoder: IncrementalDecoder | None
+    opened: bool
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def take(self, ids: Sequence[int], stops: Sequence[int]) -> str:
+        """Adds new ids; returns the text that became certain."""
+        ids = [int(i) for i in ids if i >= 0]
+        self.tokens += ids
+        if ids and ids[-1] in stops:
+            self.finish_reason = "stop"
+            ids = ids[:-1]
+        elif len(self.tokens) >= self.limit:
+            self.finish_reason = "length"
+        if self.decoder is None:
+            return ""
+        piece = self.decoder.push(ids) + (self.decoder.finish() if self.finish_reason else "")
+        self.pieces.append(piece)
+        return piece
+
+    def completion(self) -> Completion:
+        reasoning, text = split_reasoning("".join(self.pieces), opened=self.opened)
+        return Completion(text, self.prompt, tuple(self.tokens), reasoning, self.finish_reason or "interrupted")
+
+
+def generate(
+    lm: LM, prompts: Prompt | Sequence[Prompt], *, max_new_tokens: int = 512, raw: bool = False
+) -> Completion | list[Completion]:
+    """Greedy answers: one prompt gives one Completion, a list of prompts a list in the same order, computed as one batch.
+
+    Ctrl-C ends early with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a prompt
+    that is empty, malformed or leaves no room in the context.
+    """
+    single = is_single(prompts)
+    batch: Any = [prompts] if single else list(prompts)
+    if not batch:
+        return []
+    rows = [_row(lm, prompt, max_new_tokens, raw) for prompt in batch]
+    try:
+        for _ in _run(lm, rows):
+            pass
+    except KeyboardInterrupt:
+        pass
+    answers = [row.completion() for row in rows]
+    return answers[0] if single else answers
+
+
+class Stream(Iterator[str]):
+    """The answer to one prompt as it comes: iterate for text, reasoning included; no piece splits a character.
+
+    Joined, the pieces are the text that `generate` decodes. `completion` is what there is so far, also after Ctrl-C.
+    """
+
+    def __init__(self, lm: LM, prompt: Prompt, *, max_new_tokens: int = 512, raw: bool = False):
+        if not is_single(prompt):
+            raise RzooError("stream takes one prompt; a list of prompts goes to generate", field="prompt")
+        _needs_text(lm)
+        self._row = _row(lm, prompt, max_new_tokens, raw)
+        self._pieces = (piece for pieces in _run(lm, [self._row]) for piece in pieces if piece)
+        self._seconds: list[float] = [time.perf_counter()]  # when asked for, then when each piece came
+
+    def __next__(self) -> str:
+        try:
+            return next(self._pieces)
+        finally:
+            self._seconds.append(time.perf_counter())
+
+    @property
+    def completion(self) -> Completion:
+        """The answer so far."""
+        return self._row.completion()
+
+    def report(self) -> str:
+        """One line: tokens, seconds to the first piece (compiling included), tokens a second after it."""
+        made, start, *came = len(self._row.tokens), *self._seconds
+        if not came:
+            return "no tokens"
+        after, span = max(made - 1, 0), came[-1] - came[0]
+        rate = f", then {after / span:.1f} tokens/s" if after and span > 0 else ""
+        return f"{made} tokens, first after {came[0] - start:.1f} s{rate} ({self.completion.finish_reason})"
+
+
+def stream(lm: LM, prompt: Prompt, *, max_new_tokens: int = 512, raw: bool = False) -> Stream:
+    """The answer to one prompt piece by piece: `for piece in rzoo.stream(lm, "…"): print(piece, end="")`.
+
+    Raises RzooError here, before the first piece is asked for, as `generate` does.
+    """
+    return Stream(lm, prompt, max_new_tokens=max_new_tokens, raw=raw)
+
+
+def is_single(prompts: Any) -> bool:
+    """Whether this is one prompt (text, ids, messages) and not a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, Sequence):
+        kind = type(prompts).__name__
+        raise RzooError(
+            f"prompt must be text, a list of ids, a list of messages, or a list of those; got {kind}", field="prompt"
+        )
+    return bool(prompts) and all(
+        isinstance(p, int) or hasattr(p, "__index__") or isinstance(p, Mapping) for p in prompts
+    )
+
+
+def _run(lm: LM, rows: list[_Row]) -> Iterator[list[str]]:
+    """Decodes until every row is finished; after each device loop yields the new text of each row."""
+    stops = lm.about.stops
+    longest = max(len(row.prompt) for row in rows)
+    state = prefill(lm, [row.prompt for row in rows], room=min(max(row.limit for row in rows), longest + 128))
+    step = 1  # the first token is shown as soon as it is known
+    while not all(row.finish_reason for row in rows):
+        wanted = [0 if row.finish_reason else min(step, row.limit - len(row.tokens)) for row in rows]
+        tokens, state = decode(lm, state, wanted, stops=stops)
+        yield ["" if row.finish_reason else row.take(ids, stops) for row, ids in zip(rows, tokens, strict=True)]
+        step = len(tokens[0])
+
+
+def _row(lm: LM, prompt: Any, max_new_tokens: int, raw: bool) -> _Row:
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise RzooError(
+            f"max_new_tokens ({max_new_tokens}) must be at least 1", field="max_new_tokens", value=max_new_tokens
+        )
+    ids = prompt_ids(lm, prompt, raw=raw)
+    room = lm.config.context - len(ids)
+    if room < 1:
+        raise RzooError(
+            f"the prompt has {len(ids)} tokens, the context of the model is {lm.config.context}",
+            field="prompt",
+            value=len(ids),
+            fix=f"shorten it to at most {lm.config.context - 1} tokens",
+        )
+    decoder = IncrementalDecoder(lm.tokenizer) if lm.tokenizer else None
+    opened = lm.tokenizer is not None and opens_reasoning(lm.tokenizer.decode(ids, skip_special=False))
+    return _Row(tuple(ids), min(max_new_tokens, room), decoder, opened)
+
+
+def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False) -> list[int]:
+    """The token ids of one prompt, as `generate` reads it: exactly one BOS where the model uses one."""
+    if isinstance(prompt, str):
+        _needs_text(lm)
+        if raw or lm.about.template is None:
+            ids = lm.tokenizer.encode(prompt, add_bos=lm.tokenizer.add_bos)
+        else:
+            ids = encode_chat(lm.tokenizer, [{"role": "user", "content": prompt}], template=lm.about.template)
+    elif all(isinstance(m, Mapping) for m in prompt):
+        _needs_text(lm)
+        if lm.about.template is None:
+            raise RzooError(
+                "messages need a chat template and this model has none", field="prompt", fix="give plain text"
+            )
+        ids = encode_chat(lm.tokenizer, list(prompt), template=lm.about.template)
+    else:
+        ids = [int(i) for i in prompt]
+    _check_ids(ids, lm.config.vocab_size)
+    return ids
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    if not ids:
+        raise RzooError("the prompt is empty", field="prompt", fix="give at least one token")
+    for i in ids:
+        if not 0 <= i < vocab_size:
+            raise RzooError(
+                f"prompt contains id {i}, outside of the vocabulary 0..{vocab_size - 1}", field="prompt", value=i
+            )
+
+
+def _needs_text(lm: LM) -> None:
+    if lm.tokenizer is None:
+        raise RzooError(
+            f"{lm.about.source} has no tokenizer",
+            field="prompt",
+            fix="add tokenizer.json to its folder, or give token ids",
+        )

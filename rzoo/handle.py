@@ -1,0 +1,162 @@
+"""The handle of a loaded model: immutable, a pytree over its parameters, callable.
+
+It is no nnx.Module: a tokenizer on a module would be hashed into its GraphDef and re-compile at every load. `lm.module()`
+gives the module over the same arrays for research on it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from rzoo.core import RzooError
+from rzoo.models import registry, step
+from rzoo.models.forms import CAPTURES, Forms
+
+# Lengths to which ids are padded on the right, so that few programs serve all; longer ids run in chunks of the last.
+BUCKETS = (16, 64, 256, 1024)
+
+
+@dataclass(frozen=True, eq=False)
+class About:
+    """What belongs to a loaded model beside numbers. Compared by identity: it never enters a compiled program.
+
+    source: what was asked for and where it was found. bits: how the file stores most weights, e.g. "Q4_1".
+    tokenizer, template: None where the checkpoint has none. stops: ids that end an answer. recommended: sampling settings.
+    """
+
+    source: str = "memory"
+    bits: str = "float32"
+    tokenizer: Any = None
+    template: str | None = None
+    stops: tuple[int, ...] = ()
+    recommended: dict[str, Any] = field(default_factory=dict)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class LM:
+    """A loaded model: `lm(ids)` gives logits, `lm.params` is a plain dict of arrays, `lm.module()` the nnx.Module."""
+
+    config: Any
+    params: registry.Params
+    forms: Forms = Forms()
+    policy: str = "exact"
+    about: About = field(default_factory=About)
+    mesh: Any = None
+    record: Any = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """rzoo.tokenizer.Tokenizer, or None."""
+        return self.about.tokenizer
+
+    @property
+    def source(self) -> str:
+        """What was loaded, from where and in which bits, in one line."""
+        held = next(iter(self.params.values())).dtype
+        return f"{self.about.source} ({self.about.bits} in the file, {held} in memory)"
+
+    @property
+    def blueprint(self) -> step.Blueprint:
+        """What compiled programs depend on, weights apart."""
+        return step.Blueprint(self.config, self.forms)
+
+    def with_params(self, params: registry.Params) -> "LM":
+        """The same model over other parameters."""
+        return replace(self, params=params)
+
+    def module(self) -> nnx.Module:
+        """The nnx.Module over the same arrays; what is done to it does not reach this handle."""
+        return registry.assemble(self.config, self.forms, self.params)
+
+    def __call__(self, ids: Any, capture: Sequence[str] | None = None) -> Any:
+        """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).
+
+        capture names "hidden" (embedding, then after each block, the last after the final norm), "router", "attention"
+        (probabilities [b, h, t, s]). Outside of a trace the program of the ids' bucket is compiled once and kept; inside
+        jax.grad, vmap or jit this is a plain function. Raises RzooError for ids that are no [b, t] of vocabulary ids.
+        """
+        traced = any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((ids, self.params)))
+        if not traced:
+            ids = checked_ids(ids, self.config)
+        if capture is not None:
+            return self._captured(ids, tuple(capture))
+        return step.forward(self.blueprint, self.params, ids) if traced else self._bucketed(ids)
+
+    def _captured(self, ids: Any, capture: tuple[str, ...]) -> Any:
+        unknown = [name for name in capture if name not in CAPTURES]
+        if unknown:
+            raise RzooError(
+                f"capture ({', '.join(unknown)}) is unknown; known: {', '.join(CAPTURES)}",
+                field="capture",
+                value=capture,
+            )
+        observing = step.Blueprint(self.config, replace(self.forms, capture=capture))
+        return _forward_captured(observing, self.params, ids)
+
+    def _bucketed(self, ids: np.ndarray) -> jax.Array:
+        b, t = ids.shape
+        length = next((n for n in BUCKETS if n >= t), None)
+        if length is not None:
+            padded = np.pad(ids, ((0, 0), (0, length - t)))
+            return _forward(self.blueprint, self.params, padded)[:, :t]
+        return self._in_chunks(ids)
+
+    def _in_chunks(self, ids: np.ndarray) -> jax.Array:
+        """Long ids in chunks against a cache: memory beside the logits grows with t, not with its square."""
+        (b, t), chunk = ids.shape, BUCKETS[-1]
+        padded = np.pad(ids, ((0, 0), (0, -t % chunk)))
+        cache = self.blueprint.empty_cache(b, padded.shape[1])
+        pieces = []
+        for start in range(0, t, chunk):
+            piece, cache = _score_chunk(self.blueprint, self.params, padded[:, start : start + chunk], cache)
+            pieces.append(piece)
+        return jnp.concatenate(pieces, axis=1)[:, :t]
+
+    def tree_flatten(self) -> tuple[tuple[registry.Params], tuple[Any, ...]]:
+        """Parameters are the leaves; the rest is static."""
+        return (self.params,), (self.config, self.forms, self.policy, self.about, self.mesh, self.record)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[Any, ...], leaves: tuple[registry.Params]) -> "LM":
+        """The inverse of tree_flatten."""
+        config, forms, policy, about, mesh, record = static
+        return cls(config, leaves[0], forms, policy, about, mesh, record)
+
+    def __repr__(self) -> str:
+        count = registry.count_parameters(self.config)
+        return f"LM({self.source}, {count:,} parameters, policy {self.policy})"
+
+
+_forward = partial(jax.jit, static_argnames="blueprint")(step.forward)
+_forward_captured = partial(jax.jit, static_argnames="blueprint")(step.forward_captured)
+_score_chunk = partial(jax.jit, static_argnames="blueprint", donate_argnames="cache")(step.prefill_chunk_scored)
+
+
+def checked_ids(ids: Any, config: Any) -> np.ndarray:
+    """ids as int32 [b, t]; RzooError for another shape or type, ids outside the vocabulary, or more than the context."""
+    array = np.asarray(ids)
+    if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
+        raise RzooError(
+            f"ids must be integers of shape [b, t], both at least 1; got {array.dtype} {list(array.shape)}",
+            field="ids",
+            fix="one row of ids: np.asarray([ids])",
+        )
+    wrong = array[(array < 0) | (array >= config.vocab_size)]
+    if wrong.size:
+        raise RzooError(
+            f"ids contain {wrong[0]}, outside of the vocabulary 0..{config.vocab_size - 1}", field="ids", value=wrong[0]
+        )
+    if array.shape[1] > config.context:
+        raise RzooError(
+            f"ids have {array.shape[1]} tokens, more than the context of {config.context}",
+            field="ids",
+            fix="give fewer tokens",
+        )
+    return array.astype(np.int32)
