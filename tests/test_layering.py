@@ -35,18 +35,17 @@ def layer(module: str) -> str:
     return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "rzoo"
 
 
-def imported(node: ast.AST) -> list[str]:
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     """The dotted names that a statement imports, `from a import b` as "a.b"; a relative import keeps its dots."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return ["." * node.level + f"{node.module or ''}.{alias.name}" for alias in node.names]
-    return []
+    return ["." * node.level + f"{node.module or ''}.{alias.name}" for alias in node.names]
 
 
 def violations(module: str, source: str) -> list[str]:
     """What is wrong with the imports of `source`, the text of the dotted name `module`; inside functions, too."""
-    found = [(node, name) for node in ast.walk(ast.parse(source)) for name in imported(node)]
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    found = [(node, name) for node in statements for name in imported(node)]
     faults = [(node, name, fault(module, name, isinstance(node, ast.ImportFrom))) for node, name in found]
     return [f"{module}:{node.lineno} imports {name}: {words}" for node, name, words in faults if words]
 
