@@ -4,7 +4,8 @@ VENV := .venv
 PYTHON := $(shell for p in python3.11 python3 python python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 # The Python of test-newest: 3.12 first, since that is what machines with a GPU have. pyenv's versions count too.
-NEWEST := $(shell for p in python3.12 python3.13 python3.14 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[2-9]*/bin/python; do \
+PYENV := $${PYENV_ROOT:-$$HOME/.pyenv}/versions
+NEWEST := $(shell for p in python3.12 python3.13 python3.14 $(PYENV)/3.1[2-9]*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
 JOBS ?= 2
 N ?= 1000
@@ -34,7 +35,9 @@ demo: $(VENV)/.base $(VENV)/.model ## install rzoo and a small model into .venv,
 test: $(VENV)/.dev ## every test that needs nothing but rzoo itself (JOBS=2)
 	@$(pytest) -m "not extras"
 
-test-extras: $(VENV)/.extras $(if $(wildcard tests/test_gpu_aot*.py),.venv-aot/.done) ## the tests that need the model file, a peer library or gpu-aot
+test-extras: $(VENV)/.extras ## the tests that need the model file, a peer library or gpu-aot
+test-extras: $(if $(wildcard tests/test_gpu_aot*.py),.venv-aot/.done)
+test-extras:
 	@$(pytest) -m extras || $(none_collected)
 
 test-newest: ## make test on Python 3.12 or later with the newest JAX (NEWEST=python3.13)
@@ -44,7 +47,7 @@ else
 	@echo "rzoo: making .venv-newest with $(NEWEST)"
 	@$(NEWEST) -m venv .venv-newest
 	@.venv-newest/bin/python $(install) --upgrade -e '.[dev]'
-	@.venv-newest/bin/python -c 'import sys, jax; print("rzoo: Python", sys.version.split()[0], "with jax", jax.__version__)'
+	@.venv-newest/bin/python -c 'import sys, jax; print("rzoo: jax", jax.__version__, "on Python", sys.version)'
 	@.venv-newest/bin/python -m pytest -q -n $(JOBS) -m "not extras"
 endif
 
@@ -68,7 +71,8 @@ $(VENV)/.made:
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "rzoo needs Python 3.11 or later, and no python3 or python on the PATH is one."; \
 		echo "Install it, or name it: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 1; fi
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("rzoo needs Python 3.11 or later; $(PYTHON) is " + sys.version.split()[0])'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "rzoo needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1)"; exit 1; }
 	@echo "rzoo: making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
