@@ -36,7 +36,7 @@ DTYPE_ALIASES = {"f32": "float32", "fp32": "float32", "bf16": "bfloat16", "f16":
 class RzooError(Exception):
     """A mistake in what the user gave: says which field, its value, and the way out.
 
-    Everything that rzoo refuses on purpose raises this; the command line prints it without a traceback and exits with 2.
+    Everything that rzoo refuses on purpose raises this; the command line prints it, no traceback, and exits with 2.
     """
 
     def __init__(self, message: str, *, field: str | None = None, value: Any = None, fix: str | None = None):
