@@ -1,7 +1,8 @@
 """Causal attention over grouped heads: the reference, and the form in key blocks that long prompts run on.
 
-All take queries [b, t, h, c] whose first token stands at position `starts` of its row, and keys and values [b, k, s, c] of
-positions 0..s-1 of the same row; query i sees the positions up to starts + i. Entries past a row's end are never seen.
+All take queries [b, t, h, c] whose first token stands at position `starts` of its row, and keys and values [b, k, s,
+c] of positions 0..s-1 of the same row; query i sees the positions up to starts + i. Entries past a row's end are never
+seen.
 """
 
 import jax
@@ -50,7 +51,8 @@ def attend_in_blocks(
 ) -> Float[Array, "b t h z"]:
     """The same with keys in blocks under a running maximum and sum; blocks past the last query are not computed.
 
-    Memory is t * KEY_BLOCK scores a head whatever s is. The number of blocks is data dependent: no reverse-mode gradient.
+    Memory is t * KEY_BLOCK scores a head whatever s is. The number of blocks is data dependent: no reverse-mode
+    gradient.
     """
     t, s = q.shape[1], keys.shape[2]
     block = min(KEY_BLOCK, s)

@@ -1,8 +1,8 @@
 """The key/value cache: one slot a layer with real attention, a length a row.
 
-Keys and values lie as [b, k, s, c], in which neither reading for attention nor appending needs a transpose. Rows are padded
-on the right: entries at or past a row's length are rubbish that the causal mask never shows to a real query, so a row can
-be reset by setting its length to 0. `s` is the capacity; it grows by buckets outside of compiled programs.
+Keys and values lie as [b, k, s, c], in which neither reading for attention nor appending needs a transpose. Rows are
+padded on the right: entries at or past a row's length are rubbish that the causal mask never shows to a real query, so
+a row can be reset by setting its length to 0. `s` is the capacity; it grows by buckets outside of compiled programs.
 """
 
 from collections.abc import Sequence

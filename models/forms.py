@@ -1,8 +1,8 @@
 """The record of functions that a model runs on: the second of the two doors through which a choice reaches it.
 
-Storage of a weight is the type of its value (weights.py); everything else that may be computed in several ways is a field
-here, with the reference implementation as its default. Packages that know machines (compile, sharding) make records and
-models never ask which one they got.
+Storage of a weight is the type of its value (weights.py); everything else that may be computed in several ways is a
+field here, with the reference implementation as its default. Packages that know machines (compile, sharding) make
+records and models never ask which one they got.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,10 @@ def keep_placement(x: Array, axes: str) -> Array:
 class Forms:
     """One function for each operation that has several forms; frozen and hashable, so that programs can be shared.
 
-    attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one, against
-    a cache; signatures in attention.py. norm(x, scale, eps). place(x, axes): where an activation with these logical axes
-    lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are never traced.
+    attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
+    against a cache; signatures in attention.py. norm(x, scale, eps). place(x, axes): where an activation with these
+    logical axes lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are never
+    traced.
     """
 
     numerics: Numerics = Numerics()

@@ -1,7 +1,7 @@
 """The Llama family: Llama 3.x, SmolLM2, Qwen2 and the R1 distills of both, Llama-Nemotron Nano.
 
-Sources: Llama 3 (Grattafiori et al. 2024), Qwen2 (Yang et al. 2024), DeepSeek-R1 (2025). A plain pre-norm decoder: RMSNorm,
-grouped-query attention with half-split rotary pairs, SwiGLU. Qwen2 differs by biases on q, k and v only.
+Sources: Llama 3 (Grattafiori et al. 2024), Qwen2 (Yang et al. 2024), DeepSeek-R1 (2025). A plain pre-norm decoder:
+RMSNorm, grouped-query attention with half-split rotary pairs, SwiGLU. Qwen2 differs by biases on q, k and v only.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from rzoo.models.weights import weight
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of one model. `context`: the most positions it was trained for. `kind`: the model_type it is published as."""
+    """Sizes of one model. context: the most positions it was trained for. kind: the model_type it is published as."""
 
     kind: str = "llama"
     vocab_size: int
@@ -122,7 +122,9 @@ class LlamaConfig:
         )
 
     def to_hf(self, *, spelling: int | None = None) -> dict[str, Any]:
-        """The config.json of this model, as transformers 4 or 5 spells it or (None) readable by both; inverse of from_hf."""
+        """The config.json of this model, as transformers 4 or 5 spells it or (None) readable by both; inverse of
+        from_hf.
+        """
         config = {
             "architectures": ["Qwen2ForCausalLM" if self.kind == "qwen2" else "LlamaForCausalLM"],
             "model_type": self.kind,
@@ -190,7 +192,8 @@ class Llama(nnx.Module):
     def hidden_states(
         self, tokens: Int[Array, "b t"], cache: Cache | None = None
     ) -> tuple[Float[Array, "b t d"], Cache | None]:
-        """Hidden states after the final norm; with a cache, of tokens that follow what it holds, and the cache with them.
+        """Hidden states after the final norm; with a cache, of tokens that follow what it holds, and the cache with
+        them.
 
         The lengths of the returned cache are the old ones: the caller knows how many of the t tokens are real.
         """

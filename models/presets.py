@@ -1,6 +1,7 @@
 """Published models by name: the exact config of each, and where its weights are found.
 
-A name is the hub's repository name in lower case and always means the same weights. Facts: the models' config.json files.
+A name is the hub's repository name in lower case and always means the same weights. Facts: the models' config.json
+files.
 """
 
 from dataclasses import dataclass, replace

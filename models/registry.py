@@ -1,4 +1,6 @@
-"""From a name to a model: families by config class and by model_type, parameters by path, exact counts from shapes alone."""
+"""From a name to a model: families by config class and by model_type, parameters by path, exact counts from shapes
+alone.
+"""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,8 +1,9 @@
 """Rotary position embedding and its context-extension variants.
 
-Sources: RoPE (Su et al. 2021), position interpolation (Chen et al. 2023), YaRN (Peng et al. 2023), the Llama 3.1 release.
-A rotary config is one of the small dataclasses below; `frequencies` gives the rotation per position and pair, `rotation`
-the cosines and sines at positions, and `rotate_half_split` / `rotate_interleaved` apply them for the two ways of pairing.
+Sources: RoPE (Su et al. 2021), position interpolation (Chen et al. 2023), YaRN (Peng et al. 2023), the Llama 3.1
+release. A rotary config is one of the small dataclasses below; `frequencies` gives the rotation per position and pair,
+`rotation` the cosines and sines at positions, and `rotate_half_split` / `rotate_interleaved` apply them for the two
+ways of pairing.
 """
 
 import math
@@ -88,7 +89,9 @@ def yarn_mscale(factor: float, coefficient: float) -> float:
 
 
 def frequencies(rope: Rope, width: int, length: Int[Array, " b"]) -> Float[Array, "b half"]:
-    """Radians a position for each of width/2 pairs; `length` is the number of tokens of each row (dynamic NTK needs it)."""
+    """Radians a position for each of width/2 pairs; `length` is the number of tokens of each row (dynamic NTK needs
+    it).
+    """
     match rope:
         case DynamicRope():
             return _dynamic(rope, width, length)

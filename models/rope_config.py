@@ -1,8 +1,8 @@
 """Rotary settings in config.json, in both spellings.
 
-transformers 4 writes `rope_theta` and `rope_scaling` (null where nothing is scaled; the kind under `type` or `rope_type`),
-transformers 5 writes `rope_parameters` with all of it. A reader that knows only one of them falls back to theta 10000
-without a word, so both are read and, unless asked otherwise, both are written.
+transformers 4 writes `rope_theta` and `rope_scaling` (null where nothing is scaled; the kind under `type` or
+`rope_type`), transformers 5 writes `rope_parameters` with all of it. A reader that knows only one of them falls back
+to theta 10000 without a word, so both are read and, unless asked otherwise, both are written.
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     theta = config.get("rope_theta")
     if theta is not None and settings["rope_theta"] != theta:
         raise RzooError(
-            f"config.json: rope_theta ({theta}) contradicts the rope_theta ({settings['rope_theta']}) of rope_parameters",
+            f"config.json: rope_theta ({theta}) contradicts rope_parameters ({settings['rope_theta']})",
             field="rope_theta",
             value=theta,
             fix="keep the one that the model was trained with",

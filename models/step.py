@@ -1,4 +1,5 @@
-"""The programs that run on a device: arrays in, arrays out, no text. engine/ calls them, compile/ plans and tunes the same.
+"""The programs that run on a device: arrays in, arrays out, no text. engine/ calls them, compile/ plans and tunes the
+same.
 
 A Blueprint (config and forms, hashable) says what to compute; params and cache are arguments and results.
 """
@@ -38,7 +39,9 @@ def forward(blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"]) -> 
 def forward_captured(
     blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"]
 ) -> tuple[Float[Array, "b t v"], dict[str, tuple[Array, ...]]]:
-    """Logits, and by name what the forms capture: hidden (embedding, after each block, with the last one normed) and so on."""
+    """Logits, and by name what the forms capture: hidden (embedding, after each block, with the last one normed) and
+    so on.
+    """
     module: Any = assemble(blueprint.config, blueprint.forms, params)
     x, _ = module.hidden_states(tokens)
     logits = module.logits(x)
@@ -98,8 +101,8 @@ def decode(
     """Up to `steps` tokens a row, the first chosen from `logits`: one device loop with the cache carried in place.
 
     wanted: tokens each row still takes, 0 for a finished one. A row ends with the first token that is in `stops` (which
-    is part of the result) or when it has what it wanted; its further places hold -1 and its cache length stays. The loop
-    ends when all rows have. Returns tokens, logits after the last token of each row, and the cache.
+    is part of the result) or when it has what it wanted; its further places hold -1 and its cache length stays. The
+    loop ends when all rows have. Returns tokens, logits after the last token of each row, and the cache.
     """
     module: Any = assemble(blueprint.config, blueprint.forms, params)
     b = logits.shape[0]

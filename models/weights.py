@@ -1,9 +1,9 @@
 """Weights: the logical axes of each, and how it is stored.
 
-A module makes a weight with `weight("hcd", shape, rngs)` and uses it through `contract`, `rows` and `dense`. It never asks
-how the numbers are stored: that is the type of the weight's value, a plain array or a storage object such as `Quantized`.
-Letters of axes: rzoo.core. Matrices keep the order of checkpoint files, [out..., in]: nothing is transposed on load, and
-CPU dots read that order fastest.
+A module makes a weight with `weight("hcd", shape, rngs)` and uses it by `contract`, `rows` and `dense`. It never asks
+how the numbers are stored: that is the type of the weight's value, a plain array or a storage object such as
+`Quantized`. Letters of axes: rzoo.core. Matrices keep the order of checkpoint files, [out..., in]: nothing is
+transposed on load, and CPU dots read that order fastest.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Shaped
 class Numerics:
     """The types a program computes in, for the whole model; rzoo.compile.precision makes one from a policy.
 
-    compute: activations and both sides of every dot. accumulate: sums of dots and softmax. precision: what each dot asks of
-    the hardware for float32 inputs (HIGHEST forbids TF32 and bfloat16 passes). cache: cached keys and values.
+    compute: activations and both sides of every dot. accumulate: sums of dots and softmax. precision: what each dot
+    asks of the hardware for float32 inputs (HIGHEST forbids TF32 and bfloat16 passes). cache: cached keys and values.
     """
 
     compute: str = "float32"
@@ -58,8 +58,8 @@ class Quantized:
     """Low-precision codes in blocks, each block with a scale: value = codes * scale + offset.
 
     codes [m, n]: integers or float8 in the flattened order of the file. scale, offset [ceil(m/bm), ceil(n/bn)] for
-    block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128). shape: the logical
-    shape, which flattens to (m, n). It is split over devices on block borders only, and takes no gradient.
+    block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128). shape: the
+    logical shape, which flattens to (m, n). It is split over devices on block borders only, and takes no gradient.
     """
 
     codes: Shaped[Array, "m n"]
@@ -137,13 +137,15 @@ class FrozenWeight(_Stored, nnx.Variable):
 
 
 def contract_together(spec: str, x: Array, weights: Sequence[_Stored], numerics: Numerics) -> tuple[Array, ...]:
-    """Several weights contracted with the same x (q, k, v; gate and up): the place where a fused storage can answer once.
+    """Several weights contracted with the same x (q, k, v; gate and up): the place where a fused storage can answer
+    once.
 
     spec names the out axes of each weight in one letter pattern, e.g. "btd,hcd->bthc" for q [h,c,d], k and v [k,c,d].
     """
     first = weights[0].get_value()  # type: ignore[attr-defined]
     if hasattr(first, "contract_together"):
-        return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)  # type: ignore[attr-defined]
+        return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)  # type:
+        ignore[attr - defined]
     return tuple(w.contract(spec, x, numerics) for w in weights)
 
 

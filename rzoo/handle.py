@@ -1,7 +1,7 @@
 """The handle of a loaded model: immutable, a pytree over its parameters, callable.
 
-It is no nnx.Module: a tokenizer on a module would be hashed into its GraphDef and re-compile at every load. `lm.module()`
-gives the module over the same arrays for research on it.
+It is no nnx.Module: a tokenizer on a module would be hashed into its GraphDef and re-compile at every load.
+`lm.module()` gives the module over the same arrays for research on it.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ class About:
     """What belongs to a loaded model beside numbers. Compared by identity: it never enters a compiled program.
 
     source: what was asked for and where it was found. bits: how the file stores most weights, e.g. "Q4_1".
-    tokenizer, template: None where the checkpoint has none. stops: ids that end an answer. recommended: sampling settings.
+    tokenizer, template: None where the checkpoint has none. stops: ids that end an answer. recommended: sampling
+    settings.
     """
 
     source: str = "memory"
@@ -79,8 +80,9 @@ class LM:
         """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).
 
         capture names "hidden" (embedding, then after each block, the last after the final norm), "router", "attention"
-        (probabilities [b, h, t, s]). Outside of a trace the program of the ids' bucket is compiled once and kept; inside
-        jax.grad, vmap or jit this is a plain function. Raises RzooError for ids that are no [b, t] of vocabulary ids.
+        (probabilities [b, h, t, s]). Outside of a trace the program of the ids' bucket is compiled once and kept;
+        inside jax.grad, vmap or jit this is a plain function. Raises RzooError for ids that are no [b, t] of
+        vocabulary ids.
         """
         traced = any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((ids, self.params)))
         if not traced:
@@ -101,7 +103,7 @@ class LM:
         return _forward_captured(observing, self.params, ids)
 
     def _bucketed(self, ids: np.ndarray) -> jax.Array:
-        b, t = ids.shape
+        t = ids.shape[1]
         length = next((n for n in BUCKETS if n >= t), None)
         if length is not None:
             padded = np.pad(ids, ((0, 0), (0, length - t)))
@@ -140,7 +142,7 @@ _score_chunk = partial(jax.jit, static_argnames="blueprint", donate_argnames="ca
 
 
 def checked_ids(ids: Any, config: Any) -> np.ndarray:
-    """ids as int32 [b, t]; RzooError for another shape or type, ids outside the vocabulary, or more than the context."""
+    """ids as int32 [b, t]; RzooError for another shape or type, for unknown ids, or more than the context."""
     array = np.asarray(ids)
     if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
         raise RzooError(

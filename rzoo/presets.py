@@ -10,7 +10,9 @@ from rzoo.models.registry import count_parameters
 
 @dataclass(frozen=True)
 class PresetInfo:
-    """One published model. parameters: exact count. bytes: of its weights as published, in `bits`. found: where they are."""
+    """One published model. parameters: exact count. bytes: of its weights as published, in `bits`. found: where they
+    are.
+    """
 
     name: str
     alias: str | None

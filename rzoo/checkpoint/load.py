@@ -22,8 +22,9 @@ def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool =
     """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
-    policy: "exact" computes in float32, "stored" in the held type with float32 sums. One line on what will be loaded goes
-    to stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
+    policy: "exact" computes in float32, "stored" in the held type with float32 sums. One line on what will be loaded
+    goes to stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too
+    large.
     """
     located = locate(source)
     opened = open_checkpoint(located.path)
@@ -50,7 +51,7 @@ def _check_preset(located: Located, config: Any) -> None:
     """A preset's name always means the same model: a file with other sizes is no such preset."""
     if located.preset is not None and config != located.preset.config:
         raise RzooError(
-            f"{located.name}: {located.path} holds another model than the preset: {config}, not {located.preset.config}",
+            f"{located.name}: {located.path} holds another model than the preset means: {config}",
             field="source",
             fix="load it by its path",
         )

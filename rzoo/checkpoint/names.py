@@ -14,7 +14,9 @@ IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight", ".attn_rot_embd", ".atten
 
 @dataclass(frozen=True)
 class Match:
-    """tensors: our path -> (row of the table, name in the file). copies: tensors that repeat the embedding of a tied model."""
+    """tensors: our path -> (row of the table, name in the file). copies: tensors that repeat the embedding of a tied
+    model.
+    """
 
     tensors: dict[str, tuple[WeightName, str]]
     copies: tuple[str, ...] = ()
@@ -23,7 +25,8 @@ class Match:
 def match(config: Any, shapes: Mapping[str, tuple[int, ...]], *, kind: str, where: str) -> Match:
     """Pairs every weight of a model with a tensor of a file of `kind` "hf" or "gguf", given the shapes in the file.
 
-    Either name of a tied pair serves for both. Raises one RzooError with all missing, unexpected and wrong-shaped tensors.
+    Either name of a tied pair serves for both. Raises one RzooError with all missing, unexpected and wrong-shaped
+    tensors.
     """
     table = family_of(config).names
     tensors: dict[str, tuple[WeightName, str]] = {}

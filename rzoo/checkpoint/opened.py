@@ -27,8 +27,8 @@ TURNED = ("llama",)
 class Opened:
     """A checkpoint whose headers were read and checked, and none of its weights.
 
-    read(path, dtype) gives a weight in its logical shape. bits: how most of the file is stored. dtype: the type to hold it
-    in where float32 does not fit.
+    read(path, dtype) gives a weight in its logical shape. bits: how most of the file is stored. dtype: the type to
+    hold it in where float32 does not fit.
     """
 
     config: Any

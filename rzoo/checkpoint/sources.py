@@ -26,7 +26,7 @@ def locate(source: str) -> Located:
         full, entry = preset(source)
         return Located(_find(full, entry), full, entry)
     path = Path(source).expanduser()
-    if path.is_dir() or path.suffix == ".gguf" and path.is_file():
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return Located(path, path.name)
     if path.is_file():
         raise RzooError(

@@ -1,7 +1,7 @@
 """From a prompt to an answer: `generate` and `stream`, greedy.
 
-A string is one user turn where the model has a chat template and raw text where it has none (or with raw=True); a list of
-messages is a conversation; a list of ids is taken as it is.
+A string is one user turn where the model has a chat template and raw text where it has none (or with raw=True); a list
+of messages is a conversation; a list of ids is taken as it is.
 """
 
 import time
@@ -20,7 +20,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer. tokens: ids of the answer as generated, the stop included. finish_reason: stop, length or interrupted.
+    """One answer. tokens: ids of the answer as generated, the stop included. finish_reason: stop, length or
+    interrupted.
 
     text: the answer without its reasoning; reasoning: what stood between the think tags, or None.
     """
@@ -67,7 +68,8 @@ class _Row:
 def generate(
     lm: LM, prompts: Prompt | Sequence[Prompt], *, max_new_tokens: int = 512, raw: bool = False
 ) -> Completion | list[Completion]:
-    """Greedy answers: one prompt gives one Completion, a list of prompts a list in the same order, computed as one batch.
+    """Greedy answers: one prompt gives one Completion, a list of prompts a list in the same order, computed as one
+    batch.
 
     Ctrl-C ends early with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a prompt
     that is empty, malformed or leaves no room in the context.

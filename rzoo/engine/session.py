@@ -27,7 +27,9 @@ _decode = partial(jax.jit, static_argnames=("blueprint", "steps", "select"), don
 
 @dataclass(frozen=True)
 class State:
-    """Rows between two calls: logits after the last token of each [b, v], and the cache. Used up by the call it is given to."""
+    """Rows between two calls: logits after the last token of each [b, v], and the cache. Used up by the call it is
+    given to.
+    """
 
     logits: jax.Array
     cache: Cache
