@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,8 @@ from rzoo.core import RzooError
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def fetched(tmp_path, before=""):
-    """What a new process prints on fetching org/name with an own cache and no network; `before` runs first."""
+def fetched(tmp_path, before="", **environment):
+    """What a new process prints on fetching org/name with an own cache, offline unless told; `before` runs first."""
     program = f"""
 {before}
 from rzoo.checkpoint.hub import fetch
@@ -31,8 +34,45 @@ except RzooError as error:
         "HF_HOME": str(tmp_path),
         "HF_HUB_CACHE": str(tmp_path / "hub"),
         "HF_HUB_OFFLINE": "1",
+        "NO_PROXY": "127.0.0.1",
     }
+    env |= environment
     return subprocess.run([sys.executable, "-c", program], env=env, check=True, capture_output=True, text=True).stdout
+
+
+def cached(tmp_path):
+    """Where huggingface_hub looks for its copy of org/name."""
+    repository = tmp_path / "hub" / "models--org--name"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return repository / "snapshots" / COMMIT
+
+
+@contextmanager
+def a_hub_that_answers(status, error_code):
+    """The address of a server on this machine that refuses every request as the hub does, and what it was asked."""
+    asked = []
+
+    class Refusal(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("X-Error-Code", error_code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.mark.parametrize("text", ["org/name", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "a/b", "A_1/b.c_d-e"])
@@ -64,10 +104,37 @@ def test_out_of_reach_the_cause_and_the_way_out_are_named(tmp_path):
     assert "HF_HUB_OFFLINE, or bring the folder and pass its path." in said
 
 
+@pytest.mark.parametrize(
+    ("status", "error_code", "words"),
+    [
+        (403, "GatedRepo", "refused org/name is gated: its owner must grant access first"),
+        (401, "RepoNotFound", "refused org/name does not exist, or is private"),
+        (404, "RevisionNotFound", "refused org/name does not have that revision"),
+        (418, "", "refused org/name is not in the local cache and could not be fetched"),
+    ],
+)
+def test_what_the_hub_refuses_is_told_with_the_way_out(tmp_path, status, error_code, words):
+    pytest.importorskip("huggingface_hub")
+    with a_hub_that_answers(status, error_code) as (address, _):
+        said = fetched(tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT=address)
+    assert said.startswith(words)
+    assert "or bring the folder and pass its path." in said
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_hub_is_asked_only_where_the_local_copy_is_incomplete(tmp_path, complete):
+    pytest.importorskip("huggingface_hub")
+    write_folder(cached(tmp_path), {}, [("a", np.zeros(3)), ("b", np.zeros(3))], max_shard_bytes=1)
+    if not complete:
+        (cached(tmp_path) / "model-00002-of-00002.safetensors").unlink()
+    with a_hub_that_answers(401, "RepoNotFound") as (address, asked):
+        said = fetched(tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT=address)
+    assert bool(asked) is not complete
+    if complete:
+        assert said.split() == ["folder", str(cached(tmp_path))]
+
+
 def test_a_copy_in_the_local_cache_is_found_without_network(tmp_path):
     pytest.importorskip("huggingface_hub")
-    repository = tmp_path / "hub" / "models--org--name"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(COMMIT)
-    write_folder(repository / "snapshots" / COMMIT, {}, [("a", np.zeros(3))])
-    assert fetched(tmp_path).split() == ["folder", str(repository / "snapshots" / COMMIT)]
+    write_folder(cached(tmp_path), {}, [("a", np.zeros(3))])
+    assert fetched(tmp_path).split() == ["folder", str(cached(tmp_path))]

@@ -46,7 +46,7 @@ def test_a_single_file_folder_opens_and_other_safetensors_beside_it_do_not_count
     assert opened.tensors["a"].dtype == "F32"
     np.testing.assert_array_equal(opened.read("a", np.float16), A.astype(np.float16))
     np.testing.assert_array_equal(opened.read_slice("a", (slice(1, 2), slice(0, 2))), A[1:2, :2])
-    with pytest.raises(RzooError, match=r"(?s)has no tensor 'b'.*It has 1: a"):
+    with pytest.raises(RzooError, match=r"(?s)has no tensor 'b'.*It has 1: 'a'"):
         opened.read("b")
 
 

@@ -68,7 +68,7 @@ class HFFolder:
         """
         info = self.tensors.get(name)
         if info is None:
-            fix = f"It has {len(self.tensors)}: {few(self.tensors)}."
+            fix = f"It has {len(self.tensors)}: {few(map(show, self.tensors))}."
             raise RzooError(f"{self.path} has no tensor {show(name)}", field="name", value=name, fix=fix)
         return read_tensor(info, index, dtype)
 
@@ -190,7 +190,8 @@ def _unindexed_files(folder: Path) -> list[Path]:
     if files:
         _check_counts(files)
         return files
-    names = sorted(os.listdir(folder))
+    with reading(folder):
+        names = sorted(os.listdir(folder))
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         problem = f"has its weights only as pickles ({few(pickles)}), and rzoo never unpickles"
