@@ -20,8 +20,8 @@ def use_compile_cache() -> Path | None:
 
     Returns the folder, or None where the user's setting stands or the folder cannot be made private to the user.
     """
-    chosen = jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache
-    if chosen:
+    settings = jax.config.values
+    if settings["jax_compilation_cache_dir"] or not settings["jax_enable_compilation_cache"]:
         return None
     folder = cache_folder() / "xla"
     try:

@@ -1,7 +1,5 @@
 """Parts that the families share: embedding, norm, gated feed-forward, grouped attention."""
 
-from collections.abc import Callable
-
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -31,9 +29,9 @@ class GatedMLP(nnx.Module):
         self.gate = weight("fd", (hidden, width), rngs)
         self.up = weight("fd", (hidden, width), rngs)
         self.down = weight("df", (width, hidden), rngs)
-        self.gate_bias = weight("f", (hidden,), rngs, scale=0) if bias else None
-        self.up_bias = weight("f", (hidden,), rngs, scale=0) if bias else None
-        self.down_bias = weight("d", (width,), rngs, scale=0) if bias else None
+        self.gate_bias = weight("f", (hidden,), rngs, scale=0.0) if bias else None
+        self.up_bias = weight("f", (hidden,), rngs, scale=0.0) if bias else None
+        self.down_bias = weight("d", (width,), rngs, scale=0.0) if bias else None
         self.forms = forms
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
@@ -66,17 +64,16 @@ class GroupedAttention(nnx.Module):
         output_bias: bool,
         forms: Forms,
         rngs: nnx.Rngs,
-        rotate: Callable = rotate_half_split,
     ):
         self.q = weight("hcd", (heads, head_width, width), rngs)
         self.k = weight("kcd", (kv_heads, head_width, width), rngs)
         self.v = weight("kcd", (kv_heads, head_width, width), rngs)
         self.output = weight("dhc", (width, heads, head_width), rngs, scale=(heads * head_width) ** -0.5)
-        self.q_bias = weight("hc", (heads, head_width), rngs, scale=0) if qkv_bias else None
-        self.k_bias = weight("kc", (kv_heads, head_width), rngs, scale=0) if qkv_bias else None
-        self.v_bias = weight("kc", (kv_heads, head_width), rngs, scale=0) if qkv_bias else None
-        self.output_bias = weight("d", (width,), rngs, scale=0) if output_bias else None
-        self.rotate, self.scale, self.forms = rotate, head_width**-0.5, forms
+        self.q_bias = weight("hc", (heads, head_width), rngs, scale=0.0) if qkv_bias else None
+        self.k_bias = weight("kc", (kv_heads, head_width), rngs, scale=0.0) if qkv_bias else None
+        self.v_bias = weight("kc", (kv_heads, head_width), rngs, scale=0.0) if qkv_bias else None
+        self.output_bias = weight("d", (width,), rngs, scale=0.0) if output_bias else None
+        self.scale, self.forms = head_width**-0.5, forms
 
     def __call__(
         self, x: Float[Array, "b t d"], at: Rotation, starts: Int[Array, " b"], slot: Slot | None = None
@@ -101,8 +98,8 @@ class GroupedAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t h c"], Float[Array, "b k t c"], Float[Array, "b k t c"]]:
         """Rotated queries, rotated keys and values of x; keys and values in the order of the cache."""
         q, k, v = contract_together("btd,hcd->bthc", x, (self.q, self.k, self.v), self.forms.numerics)
-        q = self.rotate(plus(q, self.q_bias), at)
-        k = self.rotate(plus(k, self.k_bias), at)
+        q = rotate_half_split(plus(q, self.q_bias), at)
+        k = rotate_half_split(plus(k, self.k_bias), at)
         v = plus(v, self.v_bias)
         place = self.forms.place
         return place(q, "bthc"), place(k.swapaxes(1, 2), "bktc"), place(v.swapaxes(1, 2), "bktc")

@@ -101,9 +101,9 @@ def write_rope(rope: Rope, *, spelling: int | None = None) -> dict[str, Any]:
     for ours, theirs in FIELDS[kind]:
         if getattr(rope, ours) is not None:
             scaling[theirs] = getattr(rope, ours)
-    old = {"rope_theta": rope.theta, "rope_scaling": None if kind == "default" else scaling}
+    old: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": None if kind == "default" else scaling}
     new = {"rope_parameters": {"rope_theta": rope.theta, **scaling}}
-    return {4: old, 5: new, None: old | new}[spelling]
+    return old if spelling == 4 else new if spelling == 5 else old | new
 
 
 def read_gguf_rope(meta: HFConfig, *, width: int, context: int, divisors: tuple[float, ...] | None) -> Rope:

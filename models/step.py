@@ -43,16 +43,15 @@ def forward_captured(
     so on.
     """
     module: Any = assemble(blueprint.config, blueprint.forms, params)
-    x, _ = module.hidden_states(tokens)
-    logits = module.logits(x)
-    sown = nnx.to_flat_state(nnx.pop(module, nnx.Intermediate))
+    (x, _), observed = nnx.capture(lambda m: m.hidden_states(tokens), nnx.Intermediate)(module)
+    sown = nnx.to_flat_state(observed)
     found: dict[str, tuple[Array, ...]] = {name: () for name in blueprint.forms.capture}
     by_depth = sorted(sown, key=lambda item: [part if isinstance(part, int) else -1 for part in item[0]])
     for path, leaf in by_depth:
-        found[path[-1]] += tuple(leaf.get_value())
+        found[str(path[-1])] += tuple(leaf.get_value())
     if "hidden" in found:
         found["hidden"] = (*found["hidden"][:-1], x)
-    return logits, found
+    return module.logits(x), found
 
 
 def prefill_chunk(

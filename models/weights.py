@@ -98,22 +98,22 @@ def _spread(per_block: Array, block: tuple[int, int], shape: tuple[int, ...]) ->
     return jnp.repeat(rows, block[1], axis=1)[:, : shape[1]]
 
 
-class _Stored:
+class _Stored(nnx.Variable):
     """What the weights of a module answer, whatever Variable type and storage they have."""
 
     def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
         """einsum(spec, x, this weight), e.g. "btd,hcd->bthc"; accumulated and returned as `numerics` says."""
-        value = self.get_value()  # type: ignore[attr-defined]
+        value = self.get_value()
         return value.contract(spec, x, numerics) if isinstance(value, Storage) else numerics.dot(spec, x, value)
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first axis (embedding look-up), in `numerics.compute`."""
-        value = self.get_value()  # type: ignore[attr-defined]
+        value = self.get_value()
         return value.rows(ids, numerics) if isinstance(value, Storage) else value[ids].astype(numerics.compute)
 
     def scores(self, x: Array, numerics: Numerics) -> Array:
         """x [..., d] against every row of a [v, d] table: logits, in float32 (the head, or a tied embedding)."""
-        value = self.get_value()  # type: ignore[attr-defined]
+        value = self.get_value()
         spec = "...d,vd->...v"
         out = (
             value.contract(spec, x, numerics)
@@ -124,7 +124,7 @@ class _Stored:
 
     def dense(self) -> Array:
         """The whole weight as one array: norm scales, biases."""
-        value = self.get_value()  # type: ignore[attr-defined]
+        value = self.get_value()
         return value.dequantize() if isinstance(value, Quantized) else value
 
 
@@ -132,7 +132,7 @@ class Weight(_Stored, nnx.Param):
     """A trainable weight: a dense array."""
 
 
-class FrozenWeight(_Stored, nnx.Variable):
+class FrozenWeight(_Stored):
     """A weight in a storage that takes no gradient; nnx.grad and optimizers over nnx.Param skip it."""
 
 
@@ -142,7 +142,7 @@ def contract_together(spec: str, x: Array, weights: Sequence[_Stored], numerics:
 
     spec names the out axes of each weight in one letter pattern, e.g. "btd,hcd->bthc" for q [h,c,d], k and v [k,c,d].
     """
-    first = weights[0].get_value()  # type: ignore[attr-defined]
+    first = weights[0].get_value()
     if hasattr(first, "contract_together"):
         return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)  # type:
         ignore[attr - defined]

@@ -1,4 +1,4 @@
-"""`rzoo.load`: from a name or a path to a handle, tensor by tensor, refused before anything is read where it can't be."""
+"""`rzoo.load`: a name or a path becomes a handle, tensor by tensor; what cannot fit is refused before it is read."""
 
 import os
 import sys

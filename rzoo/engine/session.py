@@ -69,15 +69,15 @@ def decode(
     Returns ids [b, DECODE_STEPS] with -1 where a row took none, and the next state.
     """
     rows = state.logits.shape[0]
-    wanted = np.minimum(np.broadcast_to(np.asarray(wanted, np.int32), (rows,)), DECODE_STEPS)
+    left = np.minimum(np.broadcast_to(np.asarray(wanted, np.int32), (rows,)), DECODE_STEPS)
     cache = state.cache
-    needed = state.longest + int(wanted.max()) + 1
+    needed = state.longest + int(left.max()) + 1
     if needed > cache.capacity:
         cache = cache.grown(capacity_for(needed))
     key = jax.random.key(0) if key is None else key
     ids = jnp.asarray(stops or [-1], jnp.int32)
     tokens, logits, cache = _decode(
-        lm.blueprint, lm.params, state.logits, cache, key, wanted, ids, steps=DECODE_STEPS, select=select
+        lm.blueprint, lm.params, state.logits, cache, key, left, ids, steps=DECODE_STEPS, select=select
     )
     out = np.asarray(tokens)
     return out, State(logits, cache, state.longest + int((out >= 0).sum(axis=1).max()))
