@@ -14,8 +14,8 @@ from rzoo.models.weights import contract_together, ones, weight
 class RMSNorm(nnx.Module):
     """Root mean square norm with a learned scale."""
 
-    def __init__(self, width: int, *, eps: float, forms: Forms):
-        self.scale = ones("d", (width,))
+    def __init__(self, width: int, *, eps: float, forms: Forms, rngs: nnx.Rngs | None):
+        self.scale = ones("d", (width,), rngs)
         self.eps, self.forms = eps, forms
 
     def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
@@ -25,7 +25,7 @@ class RMSNorm(nnx.Module):
 class GatedMLP(nnx.Module):
     """down(silu(gate(x)) * up(x)), the SwiGLU of Llama, with optional biases."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool, forms: Forms, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, *, bias: bool, forms: Forms, rngs: nnx.Rngs | None):
         self.gate = weight("fd", (hidden, width), rngs)
         self.up = weight("fd", (hidden, width), rngs)
         self.down = weight("df", (width, hidden), rngs)
@@ -63,7 +63,7 @@ class GroupedAttention(nnx.Module):
         qkv_bias: bool,
         output_bias: bool,
         forms: Forms,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.q = weight("hcd", (heads, head_width, width), rngs)
         self.k = weight("kcd", (kv_heads, head_width, width), rngs)

@@ -68,7 +68,7 @@ def preset(name: str) -> tuple[str, Preset]:
 @lru_cache(maxsize=64)
 def abstract_weights(config: Any) -> Mapping[str, tuple[tuple[str, ...], ShapeDtypeStruct]]:
     """Our path -> (logical axes, shape) of every weight of a model, made without allocating anything."""
-    module = nnx.eval_shape(lambda: family_of(config).model(config, rngs=nnx.Rngs(0)))
+    module = family_of(config).model(config, rngs=None)
     flat = nnx.to_flat_state(nnx.state(module, Weight))
     return {path_name(path): (leaf.out_sharding, leaf.get_value()) for path, leaf in flat}
 
@@ -85,7 +85,7 @@ def count_parameters(config: Any) -> int:
 
 def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
     """The family's module over `params`: the same arrays (or tracers), each in the Variable type of its storage."""
-    module = _skeleton(config, forms)
+    module = family_of(config).model(config, forms=forms, rngs=None)
     for path, (axes, _) in abstract_weights(config).items():
         *parents, name = path.split(".")
         parent: Any = module
@@ -95,10 +95,6 @@ def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
         kind = FrozenWeight if isinstance(value, Storage) else Weight
         setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
     return module
-
-
-def _skeleton(config: Any, forms: Forms) -> nnx.Module:
-    return nnx.eval_shape(lambda: family_of(config).model(config, forms=forms, rngs=nnx.Rngs(0)))
 
 
 def flatten(module: nnx.Module) -> Params:
