@@ -103,7 +103,7 @@ def test_checkpointed_and_mapped_calls_give_the_same(lm):
 
 def test_the_module_computes_the_same_over_the_same_arrays(lm):
     module = lm.module()
-    np.testing.assert_allclose(module(IDS), lm(IDS), atol=2e-5)
+    np.testing.assert_allclose(module(jnp.asarray(IDS)), lm(IDS), atol=2e-5)
     assert {id(v) for v in registry.flatten(module).values()} == {id(v) for v in lm.params.values()}
 
 
