@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Slot:
-    """Cached keys and values of one layer."""
+    """Cached keys [b, k, s, c] and values [b, k, s, z] of one layer."""
 
-    keys: Float[Array, "b k s c"]
-    values: Float[Array, "b k s z"]
+    keys: Any
+    values: Any
 
     def append(
         self, keys: Float[Array, "b k t c"], values: Float[Array, "b k t z"], starts: Int[Array, " b"]
@@ -32,10 +32,10 @@ class Slot:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """All slots of a model, and how many tokens each row holds."""
+    """All slots of a model, and how many tokens each row holds: lengths [b], int32."""
 
     slots: tuple[Any, ...]
-    lengths: Int[Array, " b"]
+    lengths: Any
 
     @property
     def capacity(self) -> int:
