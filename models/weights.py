@@ -51,6 +51,9 @@ class Storage(Protocol):
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first logical axis."""
 
+    def entry(self, i: Array) -> "Storage":
+        """Entry i of the first logical axis, e.g. one of stacked experts, in the same storage."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -58,11 +61,12 @@ class Quantized:
     """Low-precision codes in blocks, each block with a scale: value = codes * scale + offset.
 
     codes [m, n]: integers or float8 in the flattened order of the file. scale, offset [ceil(m/bm), ceil(n/bn)] for
-    block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128). shape: the
-    logical shape, which flattens to (m, n). It is split over devices on block borders only, and takes no gradient.
+    block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128). Matrices with
+    blocks of their own may be stacked: codes [e, m, n]. shape: the logical shape, which flattens to that of codes.
+    It is split over devices on block borders only, and takes no gradient.
     """
 
-    codes: Shaped[Array, "m n"]
+    codes: Shaped[Array, "*e m n"]
     scale: Float[Array, "..."]
     offset: Float[Array, "..."] | None
     block: tuple[int, int] = field(metadata={"static": True})
@@ -91,20 +95,33 @@ class Quantized:
         )
         return of_row.dequantize(numerics.compute)
 
+    def entry(self, i: Array) -> "Quantized":
+        """Matrix i of a stack: its codes and scales alone."""
+        take = lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False)  # noqa: E731
+        offset = None if self.offset is None else take(self.offset)
+        return Quantized(take(self.codes), take(self.scale), offset, self.block, self.shape[1:])
+
 
 def _spread(per_block: Array, block: tuple[int, int], shape: tuple[int, ...]) -> Array:
     """One value per block -> one per element: each repeated over its block, the partial last blocks cut."""
-    rows = jnp.repeat(per_block.astype(jnp.float32), block[0], axis=0)[: shape[0]]
-    return jnp.repeat(rows, block[1], axis=1)[:, : shape[1]]
+    rows = jnp.repeat(per_block.astype(jnp.float32), block[0], axis=-2)[..., : shape[-2], :]
+    return jnp.repeat(rows, block[1], axis=-1)[..., : shape[-1]]
 
 
-class _Stored(nnx.Variable):
+class Stored(nnx.Variable):
     """What the weights of a module answer, whatever Variable type and storage they have."""
 
     def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
         """einsum(spec, x, this weight), e.g. "btd,hcd->bthc"; accumulated and returned as `numerics` says."""
         value = self.get_value()
         return value.contract(spec, x, numerics) if isinstance(value, Storage) else numerics.dot(spec, x, value)
+
+    def contract_entry(self, i: Array, spec: str, x: Array, numerics: Numerics) -> Array:
+        """einsum of x with entry i of the first axis (one of stacked experts); the other entries are not read."""
+        value = self.get_value()
+        if isinstance(value, Storage):
+            return value.entry(i).contract(spec, x, numerics)
+        return numerics.dot(spec, x, jax.lax.dynamic_index_in_dim(value, i, keepdims=False))
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first axis (embedding look-up), in `numerics.compute`."""
@@ -128,15 +145,21 @@ class _Stored(nnx.Variable):
         return value.dequantize() if isinstance(value, Quantized) else value
 
 
-class Weight(_Stored, nnx.Param):
+class Weight(Stored, nnx.Param):
     """A trainable weight: a dense array."""
 
 
-class FrozenWeight(_Stored):
+class FrozenWeight(Stored):
     """A weight in a storage that takes no gradient; nnx.grad and optimizers over nnx.Param skip it."""
 
 
-def contract_together(spec: str, x: Array, weights: Sequence[_Stored], numerics: Numerics) -> tuple[Array, ...]:
+class SelectionBias(Stored):
+    """A router's bias per expert: float32 whatever the other weights are held in (bfloat16 merges its values), moved by
+    the load that it causes and by no gradient, so it is no nnx.Param.
+    """
+
+
+def contract_together(spec: str, x: Array, weights: Sequence[Stored], numerics: Numerics) -> tuple[Array, ...]:
     """Several weights contracted with the same x (q, k, v; gate and up): the place where a fused storage can answer
     once.
 
@@ -165,3 +188,8 @@ def weight(axes: str, shape: Sequence[int], rngs: nnx.Rngs, *, scale: float | No
 def ones(axes: str, shape: Sequence[int]) -> Weight:
     """A weight of ones: the scale of a norm."""
     return Weight(jnp.ones(tuple(shape), jnp.float32), out_sharding=tuple(axes), eager_sharding=False)
+
+
+def selection_bias(experts: int) -> SelectionBias:
+    """A new router's bias, zero for every expert."""
+    return SelectionBias(jnp.zeros(experts, jnp.float32), out_sharding=("e",), eager_sharding=False)

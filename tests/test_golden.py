@@ -5,10 +5,10 @@ import pytest
 
 import rzoo
 from rzoo.engine.session import decode, prefill
-from tests.goldens import GOLDEN, LLAMAS, in_old_spelling, reference
+from tests.goldens import DEEPSEEKS, GOLDEN, LLAMAS, in_old_spelling, reference
 
 
-@pytest.fixture(scope="module", params=LLAMAS)
+@pytest.fixture(scope="module", params=LLAMAS + DEEPSEEKS)
 def golden(request):
     """(name, handle, reference)."""
     return request.param, rzoo.load(str(GOLDEN / request.param), quiet=True), reference(request.param)
@@ -26,7 +26,8 @@ def test_captured_hidden_states_are_those_of_the_reference(golden):
     assert len(captured["hidden"]) == lm.config.layers + 1
     for i, hidden in enumerate(captured["hidden"]):
         np.testing.assert_allclose(hidden, expected[f"hidden.{i}"], atol=1e-4)
-    assert captured["router"] == ()
+    mixtures = getattr(lm.config, "experts", None) and lm.config.layers - lm.config.experts.dense_layers
+    assert len(captured["router"]) == (mixtures or 0)
     for probabilities in captured["attention"]:
         np.testing.assert_allclose(probabilities.sum(-1), 1.0, atol=1e-5)
 
