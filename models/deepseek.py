@@ -41,7 +41,7 @@ class ExpertsConfig:
     shared: int = 1
     dense_layers: int = 0
     every: int = 1
-    routing: Routing = SigmoidRouting()
+    routing: Routing
 
     def __post_init__(self) -> None:
         positive(self, "count", "active", "width", "every")
@@ -64,8 +64,8 @@ class ExpertsConfig:
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekConfig:
     """Sizes of one model. ffn_width: of the dense layers. nope_width, rope_width: the parts of a query without and with
-    position; value_width: of a head's value. q_rank, kv_rank: of the latents (q_rank None: no query latent). mtp_layers:
-    layers past the last one that files hold for predicting further tokens.
+    position; value_width: of a head's value. q_rank, kv_rank: of the latents (q_rank None: no query latent).
+    mtp_layers: layers past the last one that files hold for predicting further tokens.
     """
 
     kind: str = "deepseek_v3"
@@ -140,7 +140,9 @@ class DeepSeekConfig:
         rope_width = meta.count("rope.dimension_count")
         key_width = meta.count("attention.key_length_mla", default=meta.get("attention.key_length"))
         if key_width <= rope_width:
-            raise meta.wrong("attention.key_length", key_width, f"must be more than rope.dimension_count ({rope_width})")
+            raise meta.wrong(
+                "attention.key_length", key_width, f"must be more than rope.dimension_count ({rope_width})"
+            )
         context = meta.count("context_length")
         experts = _read_gguf_experts(meta)
         sigmoid = experts is not None and isinstance(experts.routing, SigmoidRouting)
@@ -295,8 +297,8 @@ def _read_gguf_rope(meta: HFConfig, width: int, context: int, divisors: tuple[fl
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)), which is dense or a mixture of experts."""
 
-    def __init__(self, config: DeepSeekConfig, layer: int, *, forms: Forms, rngs: nnx.Rngs):
-        norm = lambda: RMSNorm(config.width, eps=config.norm_eps, forms=forms)  # noqa: E731
+    def __init__(self, config: DeepSeekConfig, layer: int, *, forms: Forms, rngs: nnx.Rngs | None):
+        norm = lambda: RMSNorm(config.width, eps=config.norm_eps, forms=forms, rngs=rngs)  # noqa: E731
         self.attention_norm = norm()
         self.attention = LatentAttention(
             config.width,
@@ -343,12 +345,12 @@ class Block(nnx.Module):
 
 
 class DeepSeek(nnx.Module):
-    """A decoder: token ids [b, t] to float32 logits [b, t, v]."""
+    """A decoder: token ids [b, t] to float32 logits [b, t, v]. rngs None: shapes alone, to be filled by `assemble`."""
 
-    def __init__(self, config: DeepSeekConfig, *, forms: Forms = Forms(), rngs: nnx.Rngs):
+    def __init__(self, config: DeepSeekConfig, *, forms: Forms = Forms(), rngs: nnx.Rngs | None):
         self.embed = weight("vd", (config.vocab_size, config.width), rngs, scale=1.0)
         self.layers = nnx.List([Block(config, i, forms=forms, rngs=rngs) for i in range(config.layers)])
-        self.norm = RMSNorm(config.width, eps=config.norm_eps, forms=forms)
+        self.norm = RMSNorm(config.width, eps=config.norm_eps, forms=forms, rngs=rngs)
         self.head = None if config.tied else weight("vd", (config.vocab_size, config.width), rngs)
         self.config, self.forms = config, forms
 

@@ -39,9 +39,9 @@ class Forms:
 
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
-    experts_cached: the same two cases for a mixture of experts; signature in moe.py. norm(x, scale, eps). place(x, axes): where an activation with these
-    logical axes lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are never
-    traced.
+    experts_cached: the same two cases for a mixture of experts; signature in moe.py. norm(x, scale, eps). place(x,
+    axes): where an activation with these logical axes lives. capture: which observations (CAPTURES) are passed to
+    nnx.Module.sow; those not named are never traced.
     """
 
     numerics: Numerics = Numerics()

@@ -1,9 +1,9 @@
 """Multi-head latent attention: keys and values of all heads are made from one small latent vector a token.
 
-Source: DeepSeek-V2 (2024), section 2.1; DeepSeek-V3 (2024), section 2.1.1. The cache holds `latents`, [b, 1, s, r+p]: r
-values of the normed latent, then p of a rotated key that all heads share. A head's key is [key_up @ latent | shared key]
-and its value value_up @ latent; its query is [c | p] wide. All forms below take the same arguments and give [b, t, h,
-z]; queries [b, t, h, c+p] stand at `starts` and see the positions up to their own, as in attention.py.
+Source: DeepSeek-V2 (2024), section 2.1; DeepSeek-V3 (2024), section 2.1.1. The cache holds `latents`, [b, 1, s, m] with
+m = r+p: r values of the normed latent, then p of a rotated key that all heads share. A head's key is [key_up @ latent |
+shared key], w = c+p wide, and its value value_up @ latent. All forms below take the same arguments and give [b, t, h,
+z]; queries [b, t, h, w] stand at `starts` and see the positions up to their own, as in attention.py.
 """
 
 import jax

@@ -1,5 +1,7 @@
 """Parts that the families share: norm, gated feed-forward, mixture of experts, grouped and latent attention."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -17,8 +19,8 @@ from rzoo.models.weights import Numerics, contract_together, ones, selection_bia
 class RMSNorm(nnx.Module):
     """Root mean square norm with a learned scale."""
 
-    def __init__(self, width: int, *, eps: float, forms: Forms):
-        self.scale = ones("d", (width,))
+    def __init__(self, width: int, *, eps: float, forms: Forms, rngs: nnx.Rngs | None):
+        self.scale = ones("d", (width,), rngs)
         self.eps, self.forms = eps, forms
 
     def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
@@ -28,7 +30,7 @@ class RMSNorm(nnx.Module):
 class GatedMLP(nnx.Module):
     """down(silu(gate(x)) * up(x)), the SwiGLU of Llama, with optional biases."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool, forms: Forms, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, *, bias: bool, forms: Forms, rngs: nnx.Rngs | None):
         self.gate = weight("fd", (hidden, width), rngs)
         self.up = weight("fd", (hidden, width), rngs)
         self.down = weight("df", (width, hidden), rngs)
@@ -66,7 +68,7 @@ class GroupedAttention(nnx.Module):
         qkv_bias: bool,
         output_bias: bool,
         forms: Forms,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.q = weight("hcd", (heads, head_width, width), rngs)
         self.k = weight("kcd", (kv_heads, head_width, width), rngs)
@@ -129,15 +131,15 @@ class LatentAttention(nnx.Module):
         scale: float,
         eps: float,
         forms: Forms,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
-        self.q_down = None if q_rank is None else weight("rd", (q_rank, width), rngs)
-        self.q_norm = None if q_rank is None else RMSNorm(q_rank, eps=eps, forms=forms)
+        self.q_down: Any = None if q_rank is None else weight("rd", (q_rank, width), rngs)
+        self.q_norm: Any = None if q_rank is None else RMSNorm(q_rank, eps=eps, forms=forms, rngs=rngs)
         key_width = nope_width + rope_width
-        self.q_up = None if q_rank is None else weight("hcr", (heads, key_width, q_rank), rngs)
+        self.q_up: Any = None if q_rank is None else weight("hcr", (heads, key_width, q_rank), rngs)
         self.q = weight("hcd", (heads, key_width, width), rngs) if q_rank is None else None
         self.kv_down = weight("rd", (kv_rank + rope_width, width), rngs)
-        self.kv_norm = RMSNorm(kv_rank, eps=eps, forms=forms)
+        self.kv_norm = RMSNorm(kv_rank, eps=eps, forms=forms, rngs=rngs)
         self.key_up = weight("hcr", (heads, nope_width, kv_rank), rngs)
         self.value_up = weight("hzr", (heads, value_width, kv_rank), rngs)
         self.output = weight("dhz", (width, heads, value_width), rngs, scale=(heads * value_width) ** -0.5)
@@ -182,9 +184,9 @@ class LatentAttention(nnx.Module):
 class Router(nnx.Module):
     """Chooses experts: float32 throughout, whatever the model computes in."""
 
-    def __init__(self, width: int, *, experts: int, active: int, routing: Routing, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, experts: int, active: int, routing: Routing, rngs: nnx.Rngs | None):
         self.weight = weight("ed", (experts, width), rngs)
-        self.bias = selection_bias(experts) if isinstance(routing, SigmoidRouting) else None
+        self.bias = selection_bias(experts, rngs) if isinstance(routing, SigmoidRouting) else None
         self.routing, self.active = routing, active
 
     def __call__(self, x: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
@@ -206,7 +208,7 @@ class MixtureOfExperts(nnx.Module):
         shared: int,
         routing: Routing,
         forms: Forms,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.router = Router(width, experts=experts, active=active, routing=routing, rngs=rngs)
         self.expert_gate = weight("efd", (experts, hidden, width), rngs)

@@ -149,8 +149,8 @@ class LlamaConfig:
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: LlamaConfig, *, forms: Forms, rngs: nnx.Rngs):
-        norm = lambda: RMSNorm(config.width, eps=config.norm_eps, forms=forms)  # noqa: E731
+    def __init__(self, config: LlamaConfig, *, forms: Forms, rngs: nnx.Rngs | None):
+        norm = lambda: RMSNorm(config.width, eps=config.norm_eps, forms=forms, rngs=rngs)  # noqa: E731
         self.attention_norm = norm()
         self.attention = GroupedAttention(
             config.width,
@@ -177,12 +177,12 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """A decoder: token ids [b, t] to float32 logits [b, t, v]."""
+    """A decoder: token ids [b, t] to float32 logits [b, t, v]. rngs None: shapes alone, to be filled by `assemble`."""
 
-    def __init__(self, config: LlamaConfig, *, forms: Forms = Forms(), rngs: nnx.Rngs):
+    def __init__(self, config: LlamaConfig, *, forms: Forms = Forms(), rngs: nnx.Rngs | None):
         self.embed = weight("vd", (config.vocab_size, config.width), rngs, scale=1.0)
         self.layers = nnx.List([Block(config, forms=forms, rngs=rngs) for _ in range(config.layers)])
-        self.norm = RMSNorm(config.width, eps=config.norm_eps, forms=forms)
+        self.norm = RMSNorm(config.width, eps=config.norm_eps, forms=forms, rngs=rngs)
         self.head = None if config.tied else weight("vd", (config.vocab_size, config.width), rngs)
         self.config, self.forms = config, forms
 

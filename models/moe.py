@@ -1,7 +1,8 @@
 """Mixture of experts: which experts a token goes to, and the forms in which their outputs are computed.
 
 Sources: DeepSeekMoE (2024); DeepSeek-V2 (2024), section 2.2; DeepSeek-V3 (2024), section 2.1.2. An expert is a gated
-feed-forward, down(silu(gate(x)) * up(x)); the weights of all experts are stacked, gate and up [e, f, d], down [e, d, f].
+feed-forward, down(silu(gate(x)) * up(x)); the weights of all are stacked, gate and up [e, f, d], down [e, d, f]. In the
+functions below n counts tokens and k the experts of each; those called experts_* take the same arguments.
 """
 
 from dataclasses import dataclass
@@ -108,8 +109,8 @@ def experts_reference(
     numerics: Numerics,
 ) -> Float[Array, "n d"]:
     """Every expert on every token, then the weighted sum; differentiable."""
-    gates, ups = contract_together("nd,efd->enf", x, (gate, up), numerics)
-    outputs = down.contract("enf,edf->end", jax.nn.silu(gates) * ups, numerics)
+    gates, ups = contract_together("nd,efd->nef", x, (gate, up), numerics)
+    outputs = down.contract("nef,edf->end", jax.nn.silu(gates) * ups, numerics)
     share = shares(indices, weights, outputs.shape[0])
     return jnp.einsum("end,ne->nd", outputs, share, precision=numerics.precision).astype(x.dtype)
 
@@ -179,7 +180,7 @@ def experts_ragged(
     down: Stored,
     numerics: Numerics,
 ) -> Float[Array, "n d"]:
-    """The same order through jax.lax.ragged_dot, which has kernels on GPU and TPU; dense experts only; differentiable."""
+    """The same order through jax.lax.ragged_dot, which GPU and TPU have kernels for; differentiable."""
     n, k = indices.shape
     order = jnp.argsort(indices.reshape(-1), stable=True)
     counts = jnp.bincount(indices.reshape(-1), length=gate.shape[0])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 # Axis pairs (heads, width of a head) that are one axis in files.
 MERGED = ("hc", "kc", "hz", "kz")
@@ -28,9 +29,8 @@ class WeightName:
 
     def of_layer(self, layer: str) -> "WeightName":
         """The row with its {} filled in."""
-        fill = lambda name: None if name is None else name.replace("{}", layer)  # noqa: E731
-        names = {field: fill(getattr(self, field)) for field in ("path", "hf", "gguf", "apart")}
-        return replace(self, **names)
+        fill: Any = lambda name: None if name is None else name.replace("{}", layer)  # noqa: E731
+        return replace(self, path=fill(self.path), hf=fill(self.hf), gguf=fill(self.gguf), apart=fill(self.apart))
 
 
 def file_shape(axes: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:

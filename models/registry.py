@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import jax
 from flax import nnx
 from jax import ShapeDtypeStruct
 
@@ -72,14 +71,15 @@ def preset(name: str) -> tuple[str, Preset]:
 @lru_cache(maxsize=64)
 def abstract_weights(config: Any) -> Mapping[str, tuple[tuple[str, ...], ShapeDtypeStruct]]:
     """Our path -> (logical axes, shape) of every weight of a model, made without allocating anything."""
-    flat = nnx.to_flat_state(nnx.state(_skeleton(config, Forms()), STORED))
+    module = family_of(config).model(config, rngs=None)
+    flat = nnx.to_flat_state(nnx.state(module, STORED))
     return {path_name(path): (leaf.out_sharding, leaf.get_value()) for path, leaf in flat}
 
 
 @lru_cache(maxsize=64)
 def always_float32(config: Any) -> frozenset[str]:
     """Paths of the weights that keep float32 whatever type the others are held in."""
-    flat = nnx.to_flat_state(nnx.state(_skeleton(config, Forms()), SelectionBias))
+    flat = nnx.to_flat_state(nnx.state(family_of(config).model(config, rngs=None), SelectionBias))
     return frozenset(path_name(path) for path, _ in flat)
 
 
@@ -95,7 +95,7 @@ def count_parameters(config: Any) -> int:
 
 def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
     """The family's module over `params`: the same arrays (or tracers), each in the Variable type of its storage."""
-    module = _skeleton(config, forms)
+    module = family_of(config).model(config, forms=forms, rngs=None)
     for path, (axes, _) in abstract_weights(config).items():
         *parents, name = path.split(".")
         parent: Any = module
@@ -105,10 +105,6 @@ def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
         kind = FrozenWeight if isinstance(value, Storage) else type(getattr(parent, name))
         setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
     return module
-
-
-def _skeleton(config: Any, forms: Forms) -> nnx.Module:
-    return nnx.eval_shape(lambda: family_of(config).model(config, forms=forms, rngs=nnx.Rngs(0)))
 
 
 def flatten(module: nnx.Module) -> Params:

@@ -76,7 +76,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     top = {f: config[f] for f in ("rope_theta", "partial_rotary_factor") if config.get(f) is not None}
     settings = top | dict(old or {}) | dict(new or {})
     theta = config.get("rope_theta")
-    if theta is not None and settings["rope_theta"] != theta:
+    if theta is not None and new and "rope_theta" in new and new["rope_theta"] != theta:
         raise RzooError(
             f"config.json: rope_theta ({theta}) contradicts rope_parameters ({settings['rope_theta']})",
             field="rope_theta",

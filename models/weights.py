@@ -6,7 +6,8 @@ how the numbers are stored: that is the type of the weight's value, a plain arra
 transposed on load, and CPU dots read that order fastest.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,13 +46,13 @@ class Storage(Protocol):
 
     shape: tuple[int, ...]
 
-    def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
-        """einsum of x with this weight."""
+    def product(self, spec: str, x: Array, numerics: Numerics) -> Array:
+        """einsum of x with this weight, in `numerics.accumulate`."""
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first logical axis."""
 
-    def entry(self, i: Array) -> "Storage":
+    def entry(self, i: Array | int) -> "Storage":
         """Entry i of the first logical axis, e.g. one of stacked experts, in the same storage."""
 
 
@@ -79,9 +80,9 @@ class Quantized:
             values = values + _spread(self.offset, self.block, self.codes.shape)
         return values.astype(dtype).reshape(self.shape)
 
-    def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
-        """The reference: dequantize, then a dense dot."""
-        return numerics.dot(spec, x, self.dequantize(numerics.compute))
+    def product(self, spec: str, x: Array, numerics: Numerics) -> Array:
+        """The reference: dequantize, then a dense product."""
+        return dense_product(spec, x, self.dequantize(numerics.compute), numerics)
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Rows of a matrix, such as an embedding: only their codes and scales are read."""
@@ -95,7 +96,7 @@ class Quantized:
         )
         return of_row.dequantize(numerics.compute)
 
-    def entry(self, i: Array) -> "Quantized":
+    def entry(self, i: Array | int) -> "Quantized":
         """Matrix i of a stack: its codes and scales alone."""
         take = lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False)  # noqa: E731
         offset = None if self.offset is None else take(self.offset)
@@ -108,36 +109,53 @@ def _spread(per_block: Array, block: tuple[int, int], shape: tuple[int, ...]) ->
     return jnp.repeat(rows, block[1], axis=-1)[..., : shape[-1]]
 
 
+def dense_product(spec: str, x: Array, weight: Array, numerics: Numerics) -> Array:
+    """einsum of x [rows..., in...] and a weight [out..., in...] as a product of matrices, in `numerics.accumulate`.
+
+    Head and head width contracted as two axes make XLA:CPU transpose the weight at every call; merged into one axis, it
+    is read where it lies.
+    """
+    given, out = spec.split("->")
+    of_x, of_weight = given.split(",")
+    inner = "".join(letter for letter in of_weight if letter not in out)
+    rows, outer = of_x.removesuffix(inner), of_weight.removesuffix(inner)
+    if not inner or (rows + inner, outer + inner, rows + outer) != (of_x, of_weight, out):
+        return numerics.dot_accumulated(spec, x, weight)  # a letter of both that is kept, or another order
+    depth = len(inner)
+    matrix = weight.reshape(math.prod(weight.shape[:-depth]), -1)
+    product = numerics.dot_accumulated("...k,nk->...n", x.reshape(*x.shape[:-depth], -1), matrix)
+    return product.reshape(*x.shape[:-depth], *weight.shape[:-depth])
+
+
 class Stored(nnx.Variable):
     """What the weights of a module answer, whatever Variable type and storage they have."""
 
     def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
         """einsum(spec, x, this weight), e.g. "btd,hcd->bthc"; accumulated and returned as `numerics` says."""
+        return self._product(spec, x, numerics).astype(numerics.compute)
+
+    def scores(self, x: Array, numerics: Numerics) -> Array:
+        """x [..., d] against every row of a [v, d] table: logits, in float32 (the head, or a tied embedding)."""
+        return self._product("...d,vd->...v", x, numerics).astype(jnp.float32)
+
+    def _product(self, spec: str, x: Array, numerics: Numerics) -> Array:
         value = self.get_value()
-        return value.contract(spec, x, numerics) if isinstance(value, Storage) else numerics.dot(spec, x, value)
+        if isinstance(value, Storage):
+            return value.product(spec, x, numerics)
+        return dense_product(spec, x, value, numerics)
 
     def contract_entry(self, i: Array, spec: str, x: Array, numerics: Numerics) -> Array:
         """einsum of x with entry i of the first axis (one of stacked experts); the other entries are not read."""
         value = self.get_value()
         if isinstance(value, Storage):
-            return value.entry(i).contract(spec, x, numerics)
-        return numerics.dot(spec, x, jax.lax.dynamic_index_in_dim(value, i, keepdims=False))
+            return value.entry(i).product(spec, x, numerics).astype(numerics.compute)
+        entry = jax.lax.dynamic_index_in_dim(value, i, keepdims=False)
+        return dense_product(spec, x, entry, numerics).astype(numerics.compute)
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first axis (embedding look-up), in `numerics.compute`."""
         value = self.get_value()
         return value.rows(ids, numerics) if isinstance(value, Storage) else value[ids].astype(numerics.compute)
-
-    def scores(self, x: Array, numerics: Numerics) -> Array:
-        """x [..., d] against every row of a [v, d] table: logits, in float32 (the head, or a tied embedding)."""
-        value = self.get_value()
-        spec = "...d,vd->...v"
-        out = (
-            value.contract(spec, x, numerics)
-            if isinstance(value, Storage)
-            else numerics.dot_accumulated(spec, x, value)
-        )
-        return out.astype(jnp.float32)
 
     def dense(self) -> Array:
         """The whole weight as one array: norm scales, biases."""
@@ -172,24 +190,30 @@ def contract_together(spec: str, x: Array, weights: Sequence[Stored], numerics: 
     return tuple(w.contract(spec, x, numerics) for w in weights)
 
 
-def weight(axes: str, shape: Sequence[int], rngs: nnx.Rngs, *, scale: float | None = None) -> Weight:
-    """A new weight with logical axes such as "hcd" (one letter an axis), drawn from N(0, scale²).
+def weight(axes: str, shape: Sequence[int], rngs: nnx.Rngs | None, *, scale: float | None = None) -> Weight:
+    """A new weight with logical axes such as "hcd" (one letter an axis), drawn from N(0, scale^2).
 
-    scale None: 1/sqrt(last axis), which keeps activations at unit size for [out..., in]. scale 0 gives zeros.
-    The axes are Flax's own metadata: `nnx.get_named_sharding` under `nnx.logical_axis_rules` maps them to a mesh.
+    scale None: 1/sqrt(last axis), which keeps activations at unit size for [out..., in]; 0 gives zeros. rngs None: the
+    shape alone, nothing is drawn or allocated. The axes are Flax's own metadata: `nnx.get_named_sharding` under
+    `nnx.logical_axis_rules` maps them to a mesh.
     """
+    deviation = shape[-1] ** -0.5 if scale is None else scale
+    return _new(axes, shape, rngs, lambda key: deviation * jax.random.normal(key, tuple(shape), jnp.float32))
+
+
+def ones(axes: str, shape: Sequence[int], rngs: nnx.Rngs | None) -> Weight:
+    """A weight of ones: the scale of a norm. rngs None: the shape alone."""
+    return _new(axes, shape, rngs, lambda _: jnp.ones(tuple(shape), jnp.float32))
+
+
+def _new(axes: str, shape: Sequence[int], rngs: nnx.Rngs | None, draw: Callable[[Array], Array]) -> Weight:
     if len(axes) != len(shape):
         raise ValueError(f"axes ({axes}) must name each dimension of shape {tuple(shape)}")
-    deviation = shape[-1] ** -0.5 if scale is None else scale
-    value = deviation * jax.random.normal(rngs.params(), tuple(shape), jnp.float32)
+    value = jax.ShapeDtypeStruct(tuple(shape), jnp.float32) if rngs is None else draw(rngs.params())
     return Weight(value, out_sharding=tuple(axes), eager_sharding=False)
 
 
-def ones(axes: str, shape: Sequence[int]) -> Weight:
-    """A weight of ones: the scale of a norm."""
-    return Weight(jnp.ones(tuple(shape), jnp.float32), out_sharding=tuple(axes), eager_sharding=False)
-
-
-def selection_bias(experts: int) -> SelectionBias:
-    """A new router's bias, zero for every expert."""
-    return SelectionBias(jnp.zeros(experts, jnp.float32), out_sharding=("e",), eager_sharding=False)
+def selection_bias(experts: int, rngs: nnx.Rngs | None) -> SelectionBias:
+    """A new router's bias, zero for every expert. rngs None: the shape alone."""
+    shape = jax.ShapeDtypeStruct((experts,), jnp.float32)
+    return SelectionBias(shape if rngs is None else jnp.zeros(experts), out_sharding=("e",), eager_sharding=False)

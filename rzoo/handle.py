@@ -89,7 +89,7 @@ class LM:
             ids = checked_ids(ids, self.config)
         if capture is not None:
             return self._captured(ids, tuple(capture))
-        return step.forward(self.blueprint, self.params, ids) if traced else self._bucketed(ids)
+        return step.forward(self.blueprint, self.params, jnp.asarray(ids)) if traced else self._bucketed(ids)
 
     def _captured(self, ids: Any, capture: tuple[str, ...]) -> Any:
         unknown = [name for name in capture if name not in CAPTURES]

@@ -11,7 +11,19 @@ LINKED = ("models", "sharding", "compile", "evals")
 
 # "rzoo" is the package's front door, rzoo/__init__.py: it hands out names of any layer, and imports them when asked.
 LAYERS = (
-    *("core", "models", "sharding", "compile", "tokenizer", "chat", "handle", "checkpoint", "engine", "evals"),
+    *(
+        "core",
+        "models",
+        "sharding",
+        "compile",
+        "tokenizer",
+        "template",
+        "chat",
+        "handle",
+        "checkpoint",
+        "engine",
+        "evals",
+    ),
     *("data", "train", "knowledge", "serve", "rzoo", "presets", "bench", "cli", "__main__"),
 )
 

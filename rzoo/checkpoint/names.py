@@ -62,8 +62,8 @@ def sources(config: Any, kind: str, *, apart: bool = False) -> dict[str, Source]
 
 def _source(config: Any, path: str, row: WeightName, kind: str, sharing: Mapping[str, list[str]]) -> Source:
     axes, weight = abstract_weights(config)[path]
-    shape, name = tuple(weight.shape), getattr(row, kind)
-    if name is not None and "{e}" in name:
+    shape, name = tuple(weight.shape), str(getattr(row, kind))
+    if "{e}" in name:
         names = tuple(name.replace("{e}", str(i)) for i in range(shape[0]))
         return Source(row, names, file_shape(axes[1:], shape[1:]), stacked=True)
     together = sharing[name] if path in sharing.get(name, ()) else []

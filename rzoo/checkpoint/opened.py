@@ -61,10 +61,10 @@ def opened_folder(path: Path) -> Opened:
     """Reads config.json, headers and tokenizer of a folder and checks that they fit together."""
     folder = open_folder(path)
     config = config_from_hf(folder.config)
-    block = fp8.block_of(folder.config)
+    fp8.check_quantization(folder.config)
     kept, skipped = without_mtp(config, folder.tensors)
     used = {name: folder.tensors[name] for name in kept}
-    fp8.check_scales(used, block, str(path))
+    fp8.check_scales(used, str(path))
     shapes = {name: info.shape for name, info in used.items() if not name.endswith(fp8.SCALE)}
     matched = match(config, shapes, kind="hf", where=str(path))
     stored = dominant_dtype(folder)
@@ -74,8 +74,8 @@ def opened_folder(path: Path) -> Opened:
     def read(weight: str, dtype: Any) -> Any:
         shape, source = abstract_weights(config)[weight][1].shape, matched.tensors[weight]
         if dtype == "fp8" and folder.tensors[source.names[0]].dtype == fp8.CODES:
-            return _read_blocks(folder, source, shape, block)
-        return _read_dense(folder, source, shape, block, held if dtype == "fp8" else dtype)
+            return _read_blocks(folder, source, shape)
+        return _read_dense(folder, source, shape, held if dtype == "fp8" else dtype)
 
     tokenizer = Tokenizer.from_file(path) if (path / "tokenizer.json").is_file() else None
     return Opened(
@@ -93,27 +93,27 @@ def opened_folder(path: Path) -> Opened:
     )
 
 
-def _read_dense(folder: HFFolder, source: Source, shape: tuple[int, ...], block: tuple[int, int], dtype: Any) -> Any:
+def _read_dense(folder: HFFolder, source: Source, shape: tuple[int, ...], dtype: Any) -> Any:
     """A weight in `dtype`, each of its tensors read straight into its place."""
     out = np.empty((len(source.names), *source.shape), dtype)
     for name, place in zip(source.names, out, strict=True):
         if folder.tensors[name].dtype == fp8.CODES:
-            fp8.read_values(folder, name, block, place)
+            fp8.read_values(folder, name, place)
         else:
             folder.read_into(name, place)
     return out.reshape(shape) if source.stacked else source.taken(out[0], shape)
 
 
-def _read_blocks(folder: HFFolder, source: Source, shape: tuple[int, ...], block: tuple[int, int]) -> Quantized:
+def _read_blocks(folder: HFFolder, source: Source, shape: tuple[int, ...]) -> Quantized:
     """A weight as the codes and scales of the file."""
     codes = np.empty((len(source.names), *source.shape), fp8.E4M3)
-    scale = np.empty((len(source.names), *fp8.scale_shape(source.shape, block)), np.float32)
+    scale = np.empty((len(source.names), *fp8.scale_shape(source.shape)), np.float32)
     for name, codes_place, scale_place in zip(source.names, codes, scale, strict=True):
         folder.read_into(name, codes_place)
         folder.read_into(name + fp8.SCALE, scale_place)
     if source.stacked:
-        return fp8.quantized(codes, scale, block, shape, None)
-    return fp8.quantized(codes[0], scale[0], block, shape, source.part)
+        return fp8.as_weight(codes, scale, shape)
+    return fp8.as_weight(codes[0], scale[0], shape, source.part)
 
 
 def dominant_dtype(folder: HFFolder) -> str:

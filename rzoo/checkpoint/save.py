@@ -53,32 +53,27 @@ def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
     for path, source in found.items():
         sharing.setdefault(source.names, []).append(path)
     for names, paths in sharing.items():
-        source = found[paths[0]]
         paths.sort(key=lambda path: found[path].part or (0, 0))
-        values = [lm.params[path] for path in paths]
+        source, values = found[paths[0]], [lm.params[path] for path in paths]
         for i, name in enumerate(names):
-            value = _entry(values[0], i) if source.stacked else _joined(values)
-            yield from _written(name, value, source.shape, fp8 and source.row.blocks)
+            parts = [_entry(values[0], i)] if source.stacked else values
+            yield from _written(name, parts, source.shape, fp8 and source.row.blocks)
 
 
 def _entry(stack: Any, i: int) -> Any:
-    return stack.entry(i) if isinstance(stack, Quantized) else np.asarray(stack[i])
+    return stack.entry(i) if isinstance(stack, Quantized) else stack[i]
 
 
-def _joined(values: list[Any]) -> Any:
-    """One weight, or those that lie side by side in one tensor, head by head."""
-    if isinstance(values[0], Quantized):
-        return blocks.side_by_side(values)
-    return np.asarray(values[0]) if len(values) == 1 else np.concatenate([np.asarray(v) for v in values], axis=1)
-
-
-def _written(name: str, value: Any, shape: tuple[int, ...], fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(value, Quantized):
-        codes, scale = np.asarray(value.codes), np.asarray(value.scale)
-    elif fp8:
-        codes, scale = blocks.quantize_blocks(value.reshape(shape))
+def _written(name: str, parts: list[Any], shape: tuple[int, ...], fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """One tensor of the weights that lie in it side by side, head by head: itself, or its codes and its scales."""
+    if isinstance(parts[0], Quantized):
+        codes, scale = blocks.as_tensor(parts)
     else:
-        yield name, value.reshape(shape)
-        return
+        tensor = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate([np.asarray(p) for p in parts], axis=1)
+        tensor = tensor.reshape(shape)
+        if not fp8:
+            yield name, tensor
+            return
+        codes, scale = blocks.quantize_blocks(tensor)
     yield name, codes
     yield name + blocks.SCALE, scale

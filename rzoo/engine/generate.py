@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rzoo.chat import encode_chat, opens_reasoning, split_reasoning
 from rzoo.core import RzooError
 from rzoo.engine.session import decode, prefill
@@ -45,9 +47,9 @@ class _Row:
     pieces: list[str] = field(default_factory=list)
     finish_reason: str = ""
 
-    def take(self, ids: Sequence[int], stops: Sequence[int]) -> str:
-        """Adds new ids; returns the text that became certain."""
-        ids = [int(i) for i in ids if i >= 0]
+    def take(self, new: np.ndarray, stops: Sequence[int]) -> str:
+        """Adds new ids (-1: none); returns the text that became certain."""
+        ids = [int(i) for i in new if i >= 0]
         self.tokens += ids
         if ids and ids[-1] in stops:
             self.finish_reason = "stop"
@@ -182,7 +184,7 @@ def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False) -> list[int]:
     if isinstance(prompt, str):
         _needs_text(lm)
         if raw or lm.about.template is None:
-            ids = lm.tokenizer.encode(prompt, add_bos=lm.tokenizer.add_bos)
+            ids = lm.tokenizer.encode(prompt, add_bos=lm.tokenizer.add_bos_token)
         else:
             ids = encode_chat(lm.tokenizer, [{"role": "user", "content": prompt}], template=lm.about.template)
     elif all(isinstance(m, Mapping) for m in prompt):
