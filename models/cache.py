@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Slot:
-    """Cached keys and values of one layer."""
+    """Cached keys [b, k, s, c] and values [b, k, s, z] of one layer."""
 
-    keys: Float[Array, "b k s c"]
-    values: Float[Array, "b k s z"]
+    keys: Any
+    values: Any
 
     def append(
         self, keys: Float[Array, "b k t c"], values: Float[Array, "b k t z"], starts: Int[Array, " b"]
@@ -32,9 +32,9 @@ class Slot:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentSlot:
-    """Cached latents and shared keys of one layer with latent attention: r+p values a token, none per head."""
+    """Cached latents and shared keys of one layer with latent attention, [b, 1, s, r+p]: no values per head."""
 
-    latents: Float[Array, "b 1 s m"]
+    latents: Any
 
     def append(self, latents: Float[Array, "b 1 t m"], starts: Int[Array, " b"]) -> "LatentSlot":
         """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
@@ -44,10 +44,10 @@ class LatentSlot:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """All slots of a model, and how many tokens each row holds."""
+    """All slots of a model, and how many tokens each row holds: lengths [b], int32."""
 
     slots: tuple[Any, ...]
-    lengths: Int[Array, " b"]
+    lengths: Any
 
     @property
     def capacity(self) -> int:

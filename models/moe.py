@@ -47,7 +47,7 @@ def route(
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
     """The `active` experts of each token and their weights, from float32 logits; ties go to the lower index."""
     if isinstance(routing, SigmoidRouting):
-        scores = jax.nn.sigmoid(logits)
+        scores = sigmoid_scores(logits)
         choice, rank_groups = (scores if bias is None else scores + bias), best_two
     else:
         scores = choice = jax.nn.softmax(logits, axis=-1)
@@ -59,6 +59,11 @@ def route(
     if isinstance(routing, SigmoidRouting) and routing.normalize:
         weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
     return indices, weights * routing.scale
+
+
+def sigmoid_scores(logits: Float[Array, "n e"]) -> Float[Array, "n e"]:
+    """Each expert is scored by itself (V3)."""
+    return jax.nn.sigmoid(logits)
 
 
 def best_two(grouped: Float[Array, "n groups size"]) -> Float[Array, "n groups"]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +61,15 @@ class Storage(Protocol):
 class Quantized:
     """Low-precision codes in blocks, each block with a scale: value = codes * scale + offset.
 
-    codes [m, n]: integers or float8 in the flattened order of the file. scale, offset [ceil(m/bm), ceil(n/bn)] for
-    block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128). Matrices with
-    blocks of their own may be stacked: codes [e, m, n]. shape: the logical shape, which flattens to that of codes.
-    It is split over devices on block borders only, and takes no gradient.
+    codes [m, n]: integers or float8 in the flattened order of the file. scale, offset (or None) [ceil(m/bm),
+    ceil(n/bn)] for block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128).
+    Matrices with blocks of their own may be stacked: codes [e, m, n]. shape: the logical shape, which flattens to that
+    of codes. It is split over devices on block borders only, and takes no gradient.
     """
 
-    codes: Shaped[Array, "*e m n"]
-    scale: Float[Array, "..."]
-    offset: Float[Array, "..."] | None
+    codes: Any
+    scale: Any
+    offset: Any
     block: tuple[int, int] = field(metadata={"static": True})
     shape: tuple[int, ...] = field(metadata={"static": True})
 

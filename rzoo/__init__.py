@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from rzoo.checkpoint.load import load as load
     from rzoo.checkpoint.save import export as export
     from rzoo.core import RzooError as RzooError
-    from rzoo.engine.generate import Completion as Completion, generate as generate, stream as stream
+    from rzoo.engine.generate import (
+        Completion as Completion,
+        generate as generate,
+        prompt_ids as prompt_ids,
+        stream as stream,
+    )
     from rzoo.handle import LM as LM
     from rzoo.presets import presets as presets
 
@@ -29,6 +34,7 @@ _PUBLIC = {
     "generate": "rzoo.engine.generate",
     "load": "rzoo.checkpoint.load",
     "presets": "rzoo.presets",
+    "prompt_ids": "rzoo.engine.generate",
     "stream": "rzoo.engine.generate",
 }
 __all__ = ["__version__", *_PUBLIC]

@@ -49,6 +49,6 @@ def free_host_memory() -> int | None:
     return min(bounds) if bounds else None
 
 
-def in_gib(count: float) -> str:
+def in_gib(count: int) -> str:
     """Bytes as text, in GiB or MiB."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

@@ -39,6 +39,14 @@ def test_the_old_spelling_of_the_config_gives_the_same_model(golden, tmp_path):
     assert rzoo.load(str(in_old_spelling(name, tmp_path / name)), quiet=True).config == lm.config
 
 
+def test_rows_of_a_padded_batch_give_what_each_gives_alone(golden):
+    _, lm, expected = golden
+    ids = expected["input_ids"]
+    state = prefill(lm, [ids[0, :40].tolist(), ids[1, :17].tolist()], room=8)
+    np.testing.assert_allclose(state.logits[0], expected["logits"][0, 39], atol=1e-4)
+    np.testing.assert_allclose(state.logits[1], expected["logits"][1, 16], atol=1e-4)
+
+
 def test_prefill_and_single_steps_give_the_logits_of_the_whole(golden):
     _, lm, expected = golden
     ids = expected["input_ids"].astype(np.int32)

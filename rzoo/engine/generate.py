@@ -17,8 +17,6 @@ from rzoo.engine.session import decode, prefill
 from rzoo.handle import LM
 from rzoo.tokenizer import IncrementalDecoder
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-
 
 @dataclass(frozen=True)
 class Completion:
@@ -67,9 +65,7 @@ class _Row:
         return Completion(text, self.prompt, tuple(self.tokens), reasoning, self.finish_reason or "interrupted")
 
 
-def generate(
-    lm: LM, prompts: Prompt | Sequence[Prompt], *, max_new_tokens: int = 512, raw: bool = False
-) -> Completion | list[Completion]:
+def generate(lm: LM, prompts: Any, *, max_new_tokens: int = 512, raw: bool = False) -> Any:
     """Greedy answers: one prompt gives one Completion, a list of prompts a list in the same order, computed as one
     batch.
 
@@ -96,7 +92,7 @@ class Stream(Iterator[str]):
     Joined, the pieces are the text that `generate` decodes. `completion` is what there is so far, also after Ctrl-C.
     """
 
-    def __init__(self, lm: LM, prompt: Prompt, *, max_new_tokens: int = 512, raw: bool = False):
+    def __init__(self, lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False):
         if not is_single(prompt):
             raise RzooError("stream takes one prompt; a list of prompts goes to generate", field="prompt")
         _needs_text(lm)
@@ -125,7 +121,7 @@ class Stream(Iterator[str]):
         return f"{made} tokens, first after {came[0] - start:.1f} s{rate} ({self.completion.finish_reason})"
 
 
-def stream(lm: LM, prompt: Prompt, *, max_new_tokens: int = 512, raw: bool = False) -> Stream:
+def stream(lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False) -> Stream:
     """The answer to one prompt piece by piece: `for piece in rzoo.stream(lm, "…"): print(piece, end="")`.
 
     Raises RzooError here, before the first piece is asked for, as `generate` does.
@@ -137,6 +133,8 @@ def is_single(prompts: Any) -> bool:
     """Whether this is one prompt (text, ids, messages) and not a list of prompts."""
     if isinstance(prompts, str):
         return True
+    if hasattr(prompts, "ndim"):
+        return prompts.ndim == 1
     if not isinstance(prompts, Sequence):
         kind = type(prompts).__name__
         raise RzooError(
@@ -187,7 +185,7 @@ def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False) -> list[int]:
             ids = lm.tokenizer.encode(prompt, add_bos=lm.tokenizer.add_bos_token)
         else:
             ids = encode_chat(lm.tokenizer, [{"role": "user", "content": prompt}], template=lm.about.template)
-    elif all(isinstance(m, Mapping) for m in prompt):
+    elif len(prompt) and all(isinstance(m, Mapping) for m in prompt):
         _needs_text(lm)
         if lm.about.template is None:
             raise RzooError(
