@@ -115,10 +115,10 @@ def without_mtp(config: Any, names: Iterable[str]) -> tuple[list[str], tuple[str
     if extra is None:
         return names, ()
     layers = range(config.layers, config.layers + max(extra, 1))
-    kept = [name for name in names if _layer(name) not in layers]
-    count = len(names) - len(kept)
-    words = f"skipped {count} tensors of layer {config.layers} and later (multi-token prediction, no part of the model)"
-    return kept, (words,) if count else ()
+    skipped = [name for name in names if _layer(name) in layers]
+    of = ", ".join(str(layer) for layer in layers)
+    words = f"skipped {len(skipped)} tensors of layer {of} (multi-token prediction, no part of the model)"
+    return [name for name in names if _layer(name) not in layers], (words,) if skipped else ()
 
 
 def _layer(name: str) -> int | None:

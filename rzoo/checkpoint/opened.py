@@ -1,6 +1,6 @@
 """Checkpoints whose headers were read and checked, of either form: a folder in Hugging Face form, a GGUF file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from rzoo.checkpoint import fp8
 from rzoo.checkpoint.gguf import GGUFFile, check_supported, open_gguf
 from rzoo.checkpoint.huggingface import HFFolder, open_folder
 from rzoo.checkpoint.names import Match, Source, match, without_mtp
+from rzoo.checkpoint.safetensors_file import TensorInfo
 from rzoo.core import RzooError
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
@@ -67,15 +68,14 @@ def opened_folder(path: Path) -> Opened:
     fp8.check_scales(used, str(path))
     shapes = {name: info.shape for name, info in used.items() if not name.endswith(fp8.SCALE)}
     matched = match(config, shapes, kind="hf", where=str(path))
-    stored = dominant_dtype(folder)
-    held = HELD.get(stored, "bfloat16")
     has_blocks = any(info.dtype == fp8.CODES for info in used.values())
 
     def read(weight: str, dtype: Any) -> Any:
         shape, source = abstract_weights(config)[weight][1].shape, matched.tensors[weight]
-        if dtype == "fp8" and folder.tensors[source.names[0]].dtype == fp8.CODES:
+        stored = folder.tensors[source.names[0]].dtype
+        if dtype == "fp8" and stored == fp8.CODES:
             return _read_blocks(folder, source, shape)
-        return _read_dense(folder, source, shape, held if dtype == "fp8" else dtype)
+        return _read_dense(folder, source, shape, HELD.get(stored, "bfloat16") if dtype == "fp8" else dtype)
 
     tokenizer = Tokenizer.from_file(path) if (path / "tokenizer.json").is_file() else None
     return Opened(
@@ -83,8 +83,8 @@ def opened_folder(path: Path) -> Opened:
         matched=matched,
         read=read,
         read_raw=folder.read,
-        bits=stored,
-        dtype=held,
+        bits=dominant_dtype(used.values()),
+        dtype=HELD.get(dominant_dtype(i for n, i in used.items() if n in shapes and i.dtype != fp8.CODES), "bfloat16"),
         tokenizer=tokenizer,
         stops=_stops(folder, tokenizer),
         recommended={k: v for k, v in folder.generation_config.items() if k in ("temperature", "top_p", "top_k")},
@@ -116,10 +116,10 @@ def _read_blocks(folder: HFFolder, source: Source, shape: tuple[int, ...]) -> Qu
     return fp8.as_weight(codes[0], scale[0], shape, source.part)
 
 
-def dominant_dtype(folder: HFFolder) -> str:
+def dominant_dtype(tensors: Iterable[TensorInfo]) -> str:
     """The dtype, as safetensors names it, that takes the most bytes."""
     total: dict[str, int] = {}
-    for info in folder.tensors.values():
+    for info in tensors:
         total[info.dtype] = total.get(info.dtype, 0) + info.nbytes
     return max(total, key=lambda name: total[name])
 
