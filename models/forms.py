@@ -14,8 +14,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from rzoo.models.attention import attend
+from rzoo.models.cache import Cache
 from rzoo.models.latent import attend_absorbed, attend_naive
-from rzoo.models.moe import experts_reference
+from rzoo.models.moe import experts_reference, route
 from rzoo.models.weights import Numerics
 
 CAPTURES = ("hidden", "router", "load", "attention", "entropy")
@@ -33,15 +34,21 @@ def keep_placement(x: Array, axes: str) -> Array:
     return x
 
 
+def make_cache(make: Callable[[], Cache]) -> Cache:
+    """The cache on the default device."""
+    return make()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forms:
     """One function for each operation that has several forms; frozen and hashable, so that programs can be shared.
 
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
-    experts_cached: the same two cases for a mixture of experts; signature in moe.py. norm(x, scale, eps). place(x,
-    axes): where an activation with these logical axes lives. capture: which observations (CAPTURES) are passed to
-    nnx.Module.sow; those not named are never traced.
+    experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x, scale, eps). place(x,
+    axes): where an activation, or a weight in use, with these logical axes lives; new_cache(make): the empty cache of
+    make() where it lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are
+    never traced.
     """
 
     numerics: Numerics = Numerics()
@@ -51,10 +58,12 @@ class Forms:
     latent_attend: Callable[..., Array] = attend_naive
     latent_attend_prefill: Callable[..., Array] = attend_naive
     latent_attend_decode: Callable[..., Array] = attend_absorbed
+    route: Callable[..., tuple[Array, Array]] = route
     experts: Callable[..., Array] = experts_reference
     experts_cached: Callable[..., Array] = experts_reference
     norm: Callable[..., Array] = rms_norm
     place: Callable[[Array, str], Array] = keep_placement
+    new_cache: Callable[[Callable[[], Cache]], Cache] = make_cache
     capture: tuple[str, ...] = ()
 
     def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:

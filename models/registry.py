@@ -97,14 +97,18 @@ def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
     """The family's module over `params`: the same arrays (or tracers), each in the Variable type of its storage."""
     module = family_of(config).model(config, forms=forms, rngs=None)
     for path, (axes, _) in abstract_weights(config).items():
-        *parents, name = path.split(".")
-        parent: Any = module
-        for part in parents:
-            parent = parent[int(part)] if part.isdigit() else getattr(parent, part)
-        value = params[path]
-        kind = FrozenWeight if isinstance(value, Storage) else type(getattr(parent, name))
-        setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
+        set_weight(module, path, forms.place(params[path], "".join(axes)), axes)
     return module
+
+
+def set_weight(module: nnx.Module, path: str, value: Any, axes: tuple[str, ...]) -> None:
+    """Puts `value` into the place of the weight at `path` below `module`, in the Variable type of its storage."""
+    *parents, name = path.split(".")
+    parent: Any = module
+    for part in parents:
+        parent = parent[int(part)] if part.isdigit() else getattr(parent, part)
+    kind = FrozenWeight if isinstance(value, Storage) else type(getattr(parent, name))
+    setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
 
 
 def flatten(module: nnx.Module) -> Params:

@@ -1,0 +1,91 @@
+"""Putting a model on a mesh: its weights where the rules say, its forms such that programs keep to them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rzoo.models.attention import attend_in_blocks
+from rzoo.models.cache import Cache, Slot
+from rzoo.models.forms import Forms
+from rzoo.models.moe import experts_in_tiles
+from rzoo.models.registry import Params, abstract_weights
+from rzoo.models.weights import Quantized
+from rzoo.sharding.collectives import AttendInShares, OnShards, RouteOnShards, SharedOut, SplitSlot
+from rzoo.sharding.mesh import Sizes, checked_sizes, make_mesh
+from rzoo.sharding.placement import Placement
+from rzoo.sharding.rules import resolve, table
+
+ATTENTION = (("bthc", "bksc", "bksz", "b"), "bthz")
+LATENT = (("bthc", "b_s_", None, None, "b"), "bthz")
+
+
+def placement_for(config: Any, mesh: Sizes, rules: str, kv: str = "split") -> Placement:
+    """The checked placement of a model on the first devices of this machine; RzooError for all that does not work."""
+    sizes, resolved = resolve(config, checked_sizes(mesh), table(rules), kv)
+    return Placement(make_mesh(sizes), resolved)
+
+
+def place(lm: Any, mesh: Sizes, rules: str, *, kv: str = "split") -> Any:
+    """The handle with its weights on a mesh, such as {"data": 2, "tensor": 4} under rules "tensor×data".
+
+    kv: what becomes of KV heads that are fewer than the tensor axis: "split" puts positions of the cache on the
+    devices that share a head, "copied" gives each all of them. What does not change is shared with `lm`. Raises
+    RzooError with everything that does not divide, and the nearest sizes that do.
+    """
+    placement = placement_for(lm.config, mesh, rules, kv)
+    weights = abstract_weights(lm.config)
+    params: Params = {path: put(placement, path, axes, lm.params[path]) for path, (axes, _) in weights.items()}
+    forms = lm.forms.new_cache.unplaced if isinstance(lm.forms.new_cache, NewCache) else lm.forms
+    return replace(lm, params=params, forms=forms_on(placement, forms), mesh=placement.mesh)
+
+
+def put(placement: Placement, path: str, axes: tuple[str, ...], value: Any) -> Any:
+    """One weight on the mesh."""
+    if isinstance(value, Quantized):
+        placement.check_blocks(path, value, axes)
+    return jax.device_put(value, placement.weight(value, axes))
+
+
+def forms_on(placement: Placement, forms: Forms) -> Forms:
+    """The same forms, each device computing attention over its own heads and rows and the experts that it holds."""
+    grouped = placement.axes_of("s") is not None
+    shares = AttendInShares(placement) if grouped else None
+    on_shards = lambda form, axes: OnShards(form, placement, *axes)  # noqa: E731
+    split_kv = "group" in placement.mesh.axis_names
+    return replace(
+        forms,
+        attend=forms.attend if split_kv else on_shards(forms.attend, ATTENTION),
+        attend_prefill=shares or (forms.attend_prefill if split_kv else on_shards(forms.attend_prefill, ATTENTION)),
+        attend_decode=shares or (forms.attend_decode if split_kv else on_shards(forms.attend_decode, ATTENTION)),
+        latent_attend=on_shards(forms.latent_attend, LATENT),
+        latent_attend_prefill=on_shards(forms.latent_attend_prefill, LATENT),
+        latent_attend_decode=on_shards(forms.latent_attend_decode, LATENT),
+        route=RouteOnShards(forms.route, placement),
+        experts=SharedOut(forms.experts, placement),
+        experts_cached=SharedOut(experts_in_tiles, placement),
+        place=placement,
+        new_cache=NewCache(placement, forms),
+    )
+
+
+@dataclass(frozen=True)
+class NewCache:
+    """Makes empty caches, all zeros, each device its own part. unplaced: the forms of the model before it was placed."""
+
+    placement: Placement
+    unplaced: Forms
+
+    def __call__(self, make: Callable[[], Cache]) -> Cache:
+        """The form `new_cache`."""
+        cache = jax.eval_shape(make).placed(self._zeros)
+        if self.placement.axes_of("s") is None:
+            return cache
+        split = lambda slot: SplitSlot(slot.keys, slot.values, self.placement) if isinstance(slot, Slot) else slot  # noqa: E731
+        return replace(cache, slots=tuple(split(slot) for slot in cache.slots))
+
+    def _zeros(self, shape: Any, axes: str) -> jax.Array:
+        sharding = self.placement.shardings(self.placement.spec(axes, shape.shape))
+        return jnp.zeros(shape.shape, shape.dtype, device=sharding)
