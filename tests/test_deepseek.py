@@ -15,7 +15,13 @@ from rzoo.models import registry, step
 from rzoo.models.attention import KEY_BLOCK
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.forms import Forms
-from rzoo.models.latent import attend_absorbed, attend_naive, attend_naive_in_blocks, softmax_scale
+from rzoo.models.latent import (
+    attend_absorbed,
+    attend_absorbed_in_blocks,
+    attend_naive,
+    attend_naive_in_blocks,
+    softmax_scale,
+)
 from rzoo.models.moe import (
     SigmoidRouting,
     SoftmaxRouting,
@@ -37,7 +43,7 @@ def normal(*shape: int) -> jax.Array:
     return jnp.asarray(RNG.normal(size=shape), jnp.float32)
 
 
-@pytest.mark.parametrize("form", [attend_absorbed, attend_naive_in_blocks])
+@pytest.mark.parametrize("form", [attend_absorbed, attend_absorbed_in_blocks, attend_naive_in_blocks])
 @pytest.mark.parametrize("t", [1, 7])
 def test_forms_of_latent_attention_agree(form, t):
     b, h, c, p, z, r, s = 2, 3, 8, 4, 6, 16, 2 * KEY_BLOCK

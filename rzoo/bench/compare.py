@@ -99,7 +99,7 @@ def _job(name: str, source: str) -> tuple[str, dict[str, Any] | str]:
     if version(name) is None:
         return ENGINES[name], "not installed"
     weights = weights_of(source)
-    if weights is None or (name == "llama.cpp" and weights.suffix != ".gguf"):
+    if name == "llama.cpp" and weights.suffix != ".gguf":
         return ENGINES[name], f"has no file that it can read for {source}"
     return ENGINES[name], {"weights": str(weights)}
 

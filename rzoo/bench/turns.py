@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -50,7 +51,8 @@ class Child:
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=_forward, args=(self._process.stdout, self._lines), daemon=True).start()
+        self._reader = threading.Thread(target=_forward, args=(self._process.stdout, self._lines), daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Child:
         return self
@@ -58,7 +60,10 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        self._stderr.close()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            with contextlib.suppress(OSError):  # what was still to be sent has no reader any more
+                pipe.close()  # type: ignore[union-attr]
 
     def ready(self, seconds: float) -> dict[str, Any]:
         """What the engine says about itself once warm. Raises ChildFailed after `seconds` or when it ends before."""
