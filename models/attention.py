@@ -5,6 +5,8 @@ c] of positions 0..s-1 of the same row; query i sees the positions up to starts 
 seen.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -54,16 +56,34 @@ def attend_in_blocks(
     Memory is t * KEY_BLOCK scores a head whatever s is. The number of blocks is data dependent: no reverse-mode
     gradient.
     """
-    t, s = q.shape[1], keys.shape[2]
-    block = min(KEY_BLOCK, s)
-    if s % block:
-        return attend(q, keys, values, starts, scale, numerics)
-    grouped = _by_kv_head(q, keys.shape[1]) * jnp.asarray(scale, q.dtype)
+
+    def block(start: Int[Array, ""], size: int) -> tuple[Array, Array]:
+        cut = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size, axis=2)  # noqa: E731
+        return cut(keys), cut(values)
+
+    return attend_to_blocks(q, block, keys.shape[1], keys.shape[2], values.shape[3], starts, scale, numerics)
+
+
+def attend_to_blocks(
+    q: Float[Array, "b t h c"],
+    key_block: Callable[..., tuple[Array, Array]],
+    kv_heads: int,
+    s: int,
+    value_width: int,
+    starts: Int[Array, " b"],
+    scale: float,
+    numerics: Numerics,
+) -> Float[Array, "b t h z"]:
+    """Attention to s positions whose keys [b, k, size, c] and values [b, k, size, z] come from key_block(start, size),
+    one block after another.
+    """
+    t = q.shape[1]
+    block = KEY_BLOCK if s % KEY_BLOCK == 0 else s
+    grouped = _by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
 
     def step(j, carry):
         top, total, out = carry
-        block_keys = jax.lax.dynamic_slice_in_dim(keys, j * block, block, axis=2)
-        block_values = jax.lax.dynamic_slice_in_dim(values, j * block, block, axis=2)
+        block_keys, block_values = key_block(j * block, block)
         scores = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, block_keys)
         scores = jnp.where(_visible(starts, t, j * block + jnp.arange(block)), scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(axis=-1))
@@ -74,7 +94,7 @@ def attend_in_blocks(
     wide = jnp.dtype(numerics.accumulate)
     rows = grouped.shape[:-1]
     lowest = jnp.full(rows, jnp.finfo(wide).min, wide)  # finite: block 0 always holds a visible key, position 0
-    first = (lowest, jnp.zeros(rows, wide), jnp.zeros((*rows, values.shape[-1]), wide))
+    first = (lowest, jnp.zeros(rows, wide), jnp.zeros((*rows, value_width), wide))
     used = jnp.minimum((jnp.max(starts) + t + block - 1) // block, s // block)
     _, total, out = jax.lax.fori_loop(0, used, step, first)
     return _by_query_head((out / total[..., None]).astype(q.dtype))
@@ -106,3 +126,8 @@ def attention_probabilities(
     by_group = probabilities(_by_kv_head(q, keys.shape[1]), keys, starts, scale, numerics)
     b, k, g, t, s = by_group.shape
     return by_group.reshape(b, k * g, t, s)
+
+
+def entropy(probabilities: Float[Array, "b h t s"]) -> Float[Array, "b h t"]:
+    """Entropy in nats of what each query gives to the keys; 0 for a query that sees one key alone."""
+    return jax.scipy.special.entr(probabilities).sum(axis=-1)

@@ -31,6 +31,18 @@ class Slot:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class LatentSlot:
+    """Cached latents and shared keys of one layer with latent attention, [b, 1, s, r+p]: no values per head."""
+
+    latents: Any
+
+    def append(self, latents: Float[Array, "b 1 t m"], starts: Int[Array, " b"]) -> "LatentSlot":
+        """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
+        return LatentSlot(_write(self.latents, latents, starts))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Cache:
     """All slots of a model, and how many tokens each row holds: lengths [b], int32."""
 
@@ -74,3 +86,8 @@ def empty_slots(
         for _ in range(count)
     ]
     return tuple(make)
+
+
+def empty_latent_slots(count: int, batch: int, capacity: int, width: int, dtype: Any) -> tuple:
+    """`count` zeroed slots of `width` = r+p values a token."""
+    return tuple(LatentSlot(jnp.zeros((batch, 1, capacity, width), dtype)) for _ in range(count))

@@ -14,9 +14,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from rzoo.models.attention import attend
+from rzoo.models.latent import attend_absorbed, attend_naive
+from rzoo.models.moe import experts_reference
 from rzoo.models.weights import Numerics
 
-CAPTURES = ("hidden", "router", "attention")
+CAPTURES = ("hidden", "router", "load", "attention", "entropy")
 
 
 def rms_norm(x: Float[Array, "*batch d"], scale: Float[Array, " d"], eps: float) -> Float[Array, "*batch d"]:
@@ -36,15 +38,21 @@ class Forms:
     """One function for each operation that has several forms; frozen and hashable, so that programs can be shared.
 
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
-    against a cache; signatures in attention.py. norm(x, scale, eps). place(x, axes): where an activation with these
-    logical axes lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are never
-    traced.
+    against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
+    experts_cached: the same two cases for a mixture of experts; signature in moe.py. norm(x, scale, eps). place(x,
+    axes): where an activation with these logical axes lives. capture: which observations (CAPTURES) are passed to
+    nnx.Module.sow; those not named are never traced.
     """
 
     numerics: Numerics = Numerics()
     attend: Callable[..., Array] = attend
     attend_prefill: Callable[..., Array] = attend
     attend_decode: Callable[..., Array] = attend
+    latent_attend: Callable[..., Array] = attend_naive
+    latent_attend_prefill: Callable[..., Array] = attend_naive
+    latent_attend_decode: Callable[..., Array] = attend_absorbed
+    experts: Callable[..., Array] = experts_reference
+    experts_cached: Callable[..., Array] = experts_reference
     norm: Callable[..., Array] = rms_norm
     place: Callable[[Array, str], Array] = keep_placement
     capture: tuple[str, ...] = ()

@@ -1,14 +1,19 @@
-"""Parts that the families share: embedding, norm, gated feed-forward, grouped attention."""
+"""Parts that the families share: norm, gated feed-forward, mixture of experts, grouped and latent attention."""
+
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from rzoo.models.attention import attention_probabilities
-from rzoo.models.cache import Slot
+from rzoo.models.attention import attention_probabilities, entropy
+from rzoo.models.cache import LatentSlot, Slot
 from rzoo.models.forms import Forms
-from rzoo.models.rope import Rotation, rotate_half_split
-from rzoo.models.weights import contract_together, ones, weight
+from rzoo.models.latent import latent_probabilities
+from rzoo.models.moe import Routing, SigmoidRouting, route, shares
+from rzoo.models.rope import Rotation, rotate_half_split, rotate_interleaved
+from rzoo.models.weights import Numerics, contract_together, ones, selection_bias, weight
 
 
 class RMSNorm(nnx.Module):
@@ -88,7 +93,9 @@ class GroupedAttention(nnx.Module):
             keys, values = slot_out.keys, slot_out.values
             attend = self.forms.attend_decode if x.shape[1] == 1 else self.forms.attend_prefill
         numerics = self.forms.numerics
-        self.forms.observe(self, "attention", lambda: attention_probabilities(q, keys, starts, self.scale, numerics))
+        seen = lambda: attention_probabilities(q, keys, starts, self.scale, numerics)  # noqa: E731
+        self.forms.observe(self, "attention", seen)
+        self.forms.observe(self, "entropy", lambda: entropy(seen()))
         mixed = self.forms.place(attend(q, keys, values, starts, self.scale, numerics), "bthc")
         out = self.output.contract("bthc,dhc->btd", mixed, numerics)
         return plus(out, self.output_bias), slot_out
@@ -103,3 +110,122 @@ class GroupedAttention(nnx.Module):
         v = plus(v, self.v_bias)
         place = self.forms.place
         return place(q, "bthc"), place(k.swapaxes(1, 2), "bktc"), place(v.swapaxes(1, 2), "bktc")
+
+
+class LatentAttention(nnx.Module):
+    """Multi-head latent attention (latent.py). q_rank None: queries come from x directly (V2-Lite).
+
+    scale: on the scores, with what YaRN adds. eps: of the norms of both latents.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        heads: int,
+        nope_width: int,
+        rope_width: int,
+        value_width: int,
+        q_rank: int | None,
+        kv_rank: int,
+        scale: float,
+        eps: float,
+        forms: Forms,
+        rngs: nnx.Rngs | None,
+    ):
+        self.q_down: Any = None if q_rank is None else weight("rd", (q_rank, width), rngs)
+        self.q_norm: Any = None if q_rank is None else RMSNorm(q_rank, eps=eps, forms=forms, rngs=rngs)
+        key_width = nope_width + rope_width
+        self.q_up: Any = None if q_rank is None else weight("hcr", (heads, key_width, q_rank), rngs)
+        self.q = weight("hcd", (heads, key_width, width), rngs) if q_rank is None else None
+        self.kv_down = weight("rd", (kv_rank + rope_width, width), rngs)
+        self.kv_norm = RMSNorm(kv_rank, eps=eps, forms=forms, rngs=rngs)
+        self.key_up = weight("hcr", (heads, nope_width, kv_rank), rngs)
+        self.value_up = weight("hzr", (heads, value_width, kv_rank), rngs)
+        self.output = weight("dhz", (width, heads, value_width), rngs, scale=(heads * value_width) ** -0.5)
+        self.nope_width, self.kv_rank, self.scale, self.forms = nope_width, kv_rank, scale, forms
+
+    def __call__(
+        self, x: Float[Array, "b t d"], at: Rotation, starts: Int[Array, " b"], slot: LatentSlot | None = None
+    ) -> tuple[Float[Array, "b t d"], LatentSlot | None]:
+        """x: normed input whose first tokens stand at `starts`. With a slot, appends to it and attends to all of it."""
+        forms, numerics = self.forms, self.forms.numerics
+        q, latents = self.queries(x, at), self.latents(x, at)
+        attend, slot_out = forms.latent_attend, None
+        if slot is not None:
+            slot_out = slot.append(latents, starts)
+            latents = slot_out.latents
+            attend = forms.latent_attend_decode if x.shape[1] == 1 else forms.latent_attend_prefill
+        given = (q, latents, self.key_up, self.value_up, starts, self.scale, numerics)
+        forms.observe(self, "attention", lambda: latent_probabilities(*given))
+        forms.observe(self, "entropy", lambda: entropy(latent_probabilities(*given)))
+        mixed = forms.place(attend(*given), "bthz")
+        return self.output.contract("bthz,dhz->btd", mixed, numerics), slot_out
+
+    def queries(self, x: Float[Array, "b t d"], at: Rotation) -> Float[Array, "b t h c"]:
+        """Queries: nope_width values without position, then rope_width rotated ones."""
+        numerics = self.forms.numerics
+        if self.q is not None:
+            q = self.q.contract("btd,hcd->bthc", x, numerics)
+        else:
+            latent = self.q_norm(self.q_down.contract("btd,rd->btr", x, numerics))
+            q = self.q_up.contract("btr,hcr->bthc", latent, numerics)
+        rotated = rotate_interleaved(q[..., self.nope_width :], at)
+        return self.forms.place(jnp.concatenate([q[..., : self.nope_width], rotated], axis=-1), "bthc")
+
+    def latents(self, x: Float[Array, "b t d"], at: Rotation) -> Float[Array, "b 1 t m"]:
+        """What the cache holds of x: the normed latent, then the rotated shared key, which is not normed."""
+        both = self.kv_down.contract("btd,rd->btr", x, self.forms.numerics)
+        latent, shared_key = both[..., : self.kv_rank], both[..., None, self.kv_rank :]
+        shared_key = rotate_interleaved(shared_key, at)[:, :, 0]
+        return jnp.concatenate([self.kv_norm(latent), shared_key], axis=-1)[:, None]
+
+
+class Router(nnx.Module):
+    """Chooses experts: float32 throughout, whatever the model computes in."""
+
+    def __init__(self, width: int, *, experts: int, active: int, routing: Routing, rngs: nnx.Rngs | None):
+        self.weight = weight("ed", (experts, width), rngs)
+        self.bias = selection_bias(experts, rngs) if isinstance(routing, SigmoidRouting) else None
+        self.routing, self.active = routing, active
+
+    def __call__(self, x: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+        """Indices of the chosen experts of each token, and their weights."""
+        logits = self.weight.contract("nd,ed->ne", x, Numerics())
+        return route(self.routing, logits, None if self.bias is None else self.bias.dense(), self.active)
+
+
+class MixtureOfExperts(nnx.Module):
+    """The weighted sum of the chosen experts, plus shared ones that see every token (one gated feed-forward)."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        experts: int,
+        active: int,
+        shared: int,
+        routing: Routing,
+        forms: Forms,
+        rngs: nnx.Rngs | None,
+    ):
+        self.router = Router(width, experts=experts, active=active, routing=routing, rngs=rngs)
+        self.expert_gate = weight("efd", (experts, hidden, width), rngs)
+        self.expert_up = weight("efd", (experts, hidden, width), rngs)
+        self.expert_down = weight("edf", (experts, width, hidden), rngs)
+        self.shared = GatedMLP(width, shared * hidden, bias=False, forms=forms, rngs=rngs) if shared else None
+        self.forms, self.experts = forms, experts
+
+    def __call__(self, x: Float[Array, "b t d"], *, cached: bool) -> Float[Array, "b t d"]:
+        """cached: the tokens run against a cache, where no gradient is asked for."""
+        b, t, d = x.shape
+        tokens = x.reshape(b * t, d)
+        indices, weights = self.router(tokens)
+        share = lambda: shares(indices, weights, self.experts)  # noqa: E731
+        self.forms.observe(self, "router", lambda: share().reshape(b, t, self.experts))
+        self.forms.observe(self, "load", lambda: jnp.bincount(indices.reshape(-1), length=self.experts))
+        run = self.forms.experts_cached if cached else self.forms.experts
+        stacks = (self.expert_gate, self.expert_up, self.expert_down)
+        out = run(tokens, indices, weights, *stacks, self.forms.numerics).reshape(b, t, d)
+        return out if self.shared is None else out + self.shared(x)

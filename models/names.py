@@ -1,7 +1,8 @@
 """Names of weights in files: rows of the tables that stand at the end of each family's file."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 # Axis pairs (heads, width of a head) that are one axis in files.
 MERGED = ("hc", "kc", "hz", "kz")
@@ -11,22 +12,25 @@ MERGED = ("hc", "kc", "hz", "kz")
 class WeightName:
     """One weight, or with {} one a layer: our path, its name in Hugging Face files and in GGUF files (None: not there).
 
+    A name with {e} stands for one tensor for each entry of the weight's first axis. Weights of one layer with the same
+    name lie in one tensor side by side: the rows of each head, in the order of the table.
     turned: GGUF's arch llama stores the rows of each head with rotary pairs interleaved; they are put back on load.
+    apart: the name in GGUF files where such a weight is a tensor of its own, [heads, rows, columns]; transposed: it is
+    [heads, columns, rows] there. blocks: a checkpoint in FP8 stores it in blocks of codes with a scale each.
     """
 
     path: str
     hf: str
     gguf: str | None
     turned: bool = False
+    apart: str | None = None
+    transposed: bool = False
+    blocks: bool = False
 
     def of_layer(self, layer: str) -> "WeightName":
         """The row with its {} filled in."""
-        return WeightName(
-            self.path.replace("{}", layer),
-            self.hf.replace("{}", layer),
-            None if self.gguf is None else self.gguf.replace("{}", layer),
-            self.turned,
-        )
+        fill: Any = lambda name: None if name is None else name.replace("{}", layer)  # noqa: E731
+        return replace(self, path=fill(self.path), hf=fill(self.hf), gguf=fill(self.gguf), apart=fill(self.apart))
 
 
 def file_shape(axes: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
@@ -40,12 +44,16 @@ def file_shape(axes: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(out)
 
 
+def pattern(path: str) -> str:
+    """The path with {} for the layer: "layers.7.attention.q" -> "layers.{}.attention.q"."""
+    return ".".join("{}" if part.isdigit() else part for part in path.split("."))
+
+
 def named(table: Iterable[WeightName], path: str) -> WeightName:
     """The row of `table` for our path, e.g. "layers.7.attention.q"."""
-    parts = path.split(".")
-    layer = next((part for part in parts if part.isdigit()), "")
-    pattern = ".".join("{}" if part.isdigit() else part for part in parts)
+    layer = next((part for part in path.split(".") if part.isdigit()), "")
+    wanted = pattern(path)
     for row in table:
-        if row.path == pattern:
+        if row.path == wanted:
             return row.of_layer(layer)
     raise KeyError(f"no name for weight {path}: add a row to the family's table")

@@ -7,14 +7,18 @@ files.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
 from rzoo.models.llama import LlamaConfig
-from rzoo.models.rope import DefaultRope, Llama3Rope
+from rzoo.models.moe import SigmoidRouting, SoftmaxRouting
+from rzoo.models.rope import DefaultRope, Llama3Rope, YarnRope
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """A published model. hub: repository id of its safetensors; package: (requirement, module, file) of a
-    Python package that carries a GGUF file, of file_bytes bytes."""
+    Python package that carries a GGUF file, of file_bytes bytes. dtype: of most of its weights. origin: "published", or
+    "brief" for sizes that a plan names and nobody has trained: no weights exist.
+    """
 
     config: Any
     dtype: str = "bfloat16"
@@ -22,6 +26,7 @@ class Preset:
     package: tuple[str, str, str] | None = None
     alias: str | None = None
     file_bytes: int | None = None
+    origin: str = "published"
 
 
 SMOLLM2_135M = LlamaConfig(
@@ -80,6 +85,49 @@ R1_QWEN_14B = replace(
     norm_eps=1e-5,
 )
 R1_QWEN_32B = replace(R1_QWEN_14B, ffn_width=27648, layers=64)
+DEEPSEEK_V3_EXPERTS = ExpertsConfig(
+    count=256,
+    active=8,
+    width=2048,
+    shared=1,
+    dense_layers=3,
+    routing=SigmoidRouting(groups=8, kept_groups=4, scale=2.5),
+)
+DEEPSEEK_V3 = DeepSeekConfig(
+    vocab_size=129280,
+    width=7168,
+    ffn_width=18432,
+    layers=61,
+    heads=128,
+    q_rank=1536,
+    kv_rank=512,
+    nope_width=128,
+    rope_width=64,
+    value_width=128,
+    experts=DEEPSEEK_V3_EXPERTS,
+    rope=YarnRope(factor=40.0, original_context=4096, mscale=1.0, mscale_all_dim=1.0),
+    context=163840,
+    mtp_layers=1,
+)
+DEEPSEEK_V2_LITE = DeepSeekConfig(
+    kind="deepseek_v2",
+    vocab_size=102400,
+    width=2048,
+    ffn_width=10944,
+    layers=27,
+    heads=16,
+    q_rank=None,
+    kv_rank=512,
+    nope_width=128,
+    rope_width=64,
+    value_width=128,
+    experts=ExpertsConfig(count=64, active=6, width=1408, shared=2, dense_layers=1, routing=SoftmaxRouting()),
+    rope=YarnRope(factor=40.0, original_context=4096, mscale=0.707, mscale_all_dim=0.707),
+    context=163840,
+)
+FP8_BYTES = 688_574_839_360  # all tensors of DeepSeek-R1's files, with scales and the layer of multi-token prediction
+# The brief's "V3 with 175 billion parameters": no such model was published. V3's blocks, fewer layers and experts.
+BRIEF_V3_175B = replace(DEEPSEEK_V3, layers=34, mtp_layers=0, experts=replace(DEEPSEEK_V3_EXPERTS, count=120))
 
 PRESETS: dict[str, Preset] = {
     "smollm2-135m-instruct-q4_1": Preset(
@@ -103,4 +151,11 @@ PRESETS: dict[str, Preset] = {
     "llama-3.1-nemotron-nano-8b-v1": Preset(
         config=LLAMA_3_8B, hub="nvidia/Llama-3.1-Nemotron-Nano-8B-v1", alias="nano-8b"
     ),
+    "deepseek-v3": Preset(config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-V3", file_bytes=FP8_BYTES),
+    "deepseek-r1": Preset(
+        config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-R1", alias="r1", file_bytes=FP8_BYTES
+    ),
+    "deepseek-v3.1": Preset(config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-V3.1", file_bytes=FP8_BYTES),
+    "deepseek-v2-lite": Preset(config=DEEPSEEK_V2_LITE, hub="deepseek-ai/DeepSeek-V2-Lite"),
+    "brief/v3-175b": Preset(config=BRIEF_V3_175B, origin="brief"),
 }

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import jax
 from flax import nnx
 from jax import ShapeDtypeStruct
 
 from rzoo.core import RzooError, closest
-from rzoo.models import llama
+from rzoo.models import deepseek, llama
 from rzoo.models.forms import Forms
 from rzoo.models.names import WeightName
 from rzoo.models.presets import PRESETS, Preset
-from rzoo.models.weights import FrozenWeight, Storage, Weight
+from rzoo.models.weights import FrozenWeight, SelectionBias, Storage, Weight
 
 Params = dict[str, Any]  # our path -> array or Storage
+STORED = nnx.Any(Weight, FrozenWeight, SelectionBias)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class Family:
     model_types: tuple[str, ...]
 
 
-FAMILIES = (Family(llama.LlamaConfig, llama.Llama, llama.NAMES, llama.empty_cache, ("llama", "qwen2")),)
+FAMILIES = (
+    Family(llama.LlamaConfig, llama.Llama, llama.NAMES, llama.empty_cache, ("llama", "qwen2")),
+    Family(deepseek.DeepSeekConfig, deepseek.DeepSeek, deepseek.NAMES, deepseek.empty_cache, tuple(deepseek.KINDS)),
+)
 
 
 def family_of(config: Any) -> Family:
@@ -69,8 +72,15 @@ def preset(name: str) -> tuple[str, Preset]:
 def abstract_weights(config: Any) -> Mapping[str, tuple[tuple[str, ...], ShapeDtypeStruct]]:
     """Our path -> (logical axes, shape) of every weight of a model, made without allocating anything."""
     module = family_of(config).model(config, rngs=None)
-    flat = nnx.to_flat_state(nnx.state(module, Weight))
+    flat = nnx.to_flat_state(nnx.state(module, STORED))
     return {path_name(path): (leaf.out_sharding, leaf.get_value()) for path, leaf in flat}
+
+
+@lru_cache(maxsize=64)
+def always_float32(config: Any) -> frozenset[str]:
+    """Paths of the weights that keep float32 whatever type the others are held in."""
+    flat = nnx.to_flat_state(nnx.state(family_of(config).model(config, rngs=None), SelectionBias))
+    return frozenset(path_name(path) for path, _ in flat)
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -92,18 +102,19 @@ def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
         for part in parents:
             parent = parent[int(part)] if part.isdigit() else getattr(parent, part)
         value = params[path]
-        kind = FrozenWeight if isinstance(value, Storage) else Weight
+        kind = FrozenWeight if isinstance(value, Storage) else type(getattr(parent, name))
         setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
     return module
 
 
 def flatten(module: nnx.Module) -> Params:
     """The inverse of assemble: path -> value of every weight of a module."""
-    flat = nnx.to_flat_state(nnx.state(module, nnx.Any(Weight, FrozenWeight)))
+    flat = nnx.to_flat_state(nnx.state(module, STORED))
     return {path_name(path): leaf.get_value() for path, leaf in flat}
 
 
 def initialize(config: Any, seed: int = 0, dtype: Any = "float32") -> Params:
     """Random parameters, as the modules draw them."""
     module = family_of(config).model(config, rngs=nnx.Rngs(seed))
-    return jax.tree.map(lambda a: a.astype(dtype), flatten(module))
+    wide = always_float32(config)
+    return {path: value if path in wide else value.astype(dtype) for path, value in flatten(module).items()}

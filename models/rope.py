@@ -71,6 +71,11 @@ class YarnRope:
             return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
         return yarn_mscale(self.factor, 1.0)
 
+    @property
+    def softmax_factor(self) -> float:
+        """Factor on the softmax scale of latent attention, m² (DeepSeek-V2's code); 1 without mscale_all_dim."""
+        return yarn_mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class DividedRope:

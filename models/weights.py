@@ -52,6 +52,9 @@ class Storage(Protocol):
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first logical axis."""
 
+    def entry(self, i: Array | int) -> "Storage":
+        """Entry i of the first logical axis, e.g. one of stacked experts, in the same storage."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class Quantized:
 
     codes [m, n]: integers or float8 in the flattened order of the file. scale, offset (or None) [ceil(m/bm),
     ceil(n/bn)] for block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128).
-    shape: the logical shape, which flattens to (m, n). It is split over devices on block borders only, and takes no
-    gradient.
+    Matrices with blocks of their own may be stacked: codes [e, m, n]. shape: the logical shape, which flattens to that
+    of codes. It is split over devices on block borders only, and takes no gradient.
     """
 
     codes: Any
@@ -93,11 +96,17 @@ class Quantized:
         )
         return of_row.dequantize(numerics.compute)
 
+    def entry(self, i: Array | int) -> "Quantized":
+        """Matrix i of a stack: its codes and scales alone."""
+        take = lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False)  # noqa: E731
+        offset = None if self.offset is None else take(self.offset)
+        return Quantized(take(self.codes), take(self.scale), offset, self.block, self.shape[1:])
+
 
 def _spread(per_block: Array, block: tuple[int, int], shape: tuple[int, ...]) -> Array:
     """One value per block -> one per element: each repeated over its block, the partial last blocks cut."""
-    rows = jnp.repeat(per_block.astype(jnp.float32), block[0], axis=0)[: shape[0]]
-    return jnp.repeat(rows, block[1], axis=1)[:, : shape[1]]
+    rows = jnp.repeat(per_block.astype(jnp.float32), block[0], axis=-2)[..., : shape[-2], :]
+    return jnp.repeat(rows, block[1], axis=-1)[..., : shape[-1]]
 
 
 def dense_product(spec: str, x: Array, weight: Array, numerics: Numerics) -> Array:
@@ -109,15 +118,16 @@ def dense_product(spec: str, x: Array, weight: Array, numerics: Numerics) -> Arr
     given, out = spec.split("->")
     of_x, of_weight = given.split(",")
     inner = "".join(letter for letter in of_weight if letter not in out)
-    if not (inner and of_x.endswith(inner) and of_weight.endswith(inner)):
-        return numerics.dot_accumulated(spec, x, weight)
-    rows, outer = x.shape[: -len(inner)], weight.shape[: -len(inner)]
-    matrix = weight.reshape(math.prod(outer), -1)
-    product = numerics.dot_accumulated("...k,nk->...n", x.reshape(*rows, -1), matrix)
-    return product.reshape(*rows, *outer)
+    rows, outer = of_x.removesuffix(inner), of_weight.removesuffix(inner)
+    if not inner or (rows + inner, outer + inner, rows + outer) != (of_x, of_weight, out):
+        return numerics.dot_accumulated(spec, x, weight)  # a letter of both that is kept, or another order
+    depth = len(inner)
+    matrix = weight.reshape(math.prod(weight.shape[:-depth]), -1)
+    product = numerics.dot_accumulated("...k,nk->...n", x.reshape(*x.shape[:-depth], -1), matrix)
+    return product.reshape(*x.shape[:-depth], *weight.shape[:-depth])
 
 
-class _Stored(nnx.Variable):
+class Stored(nnx.Variable):
     """What the weights of a module answer, whatever Variable type and storage they have."""
 
     def contract(self, spec: str, x: Array, numerics: Numerics) -> Array:
@@ -134,6 +144,14 @@ class _Stored(nnx.Variable):
             return value.product(spec, x, numerics)
         return dense_product(spec, x, value, numerics)
 
+    def contract_entry(self, i: Array, spec: str, x: Array, numerics: Numerics) -> Array:
+        """einsum of x with entry i of the first axis (one of stacked experts); the other entries are not read."""
+        value = self.get_value()
+        if isinstance(value, Storage):
+            return value.entry(i).product(spec, x, numerics).astype(numerics.compute)
+        entry = jax.lax.dynamic_index_in_dim(value, i, keepdims=False)
+        return dense_product(spec, x, entry, numerics).astype(numerics.compute)
+
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first axis (embedding look-up), in `numerics.compute`."""
         value = self.get_value()
@@ -145,15 +163,21 @@ class _Stored(nnx.Variable):
         return value.dequantize() if isinstance(value, Quantized) else value
 
 
-class Weight(_Stored, nnx.Param):
+class Weight(Stored, nnx.Param):
     """A trainable weight: a dense array."""
 
 
-class FrozenWeight(_Stored):
+class FrozenWeight(Stored):
     """A weight in a storage that takes no gradient; nnx.grad and optimizers over nnx.Param skip it."""
 
 
-def contract_together(spec: str, x: Array, weights: Sequence[_Stored], numerics: Numerics) -> tuple[Array, ...]:
+class SelectionBias(Stored):
+    """A router's bias per expert: float32 whatever the other weights are held in (bfloat16 merges its values), moved by
+    the load that it causes and by no gradient, so it is no nnx.Param.
+    """
+
+
+def contract_together(spec: str, x: Array, weights: Sequence[Stored], numerics: Numerics) -> tuple[Array, ...]:
     """Several weights contracted with the same x (q, k, v; gate and up): the place where a fused storage can answer
     once.
 
@@ -187,3 +211,9 @@ def _new(axes: str, shape: Sequence[int], rngs: nnx.Rngs | None, draw: Callable[
         raise ValueError(f"axes ({axes}) must name each dimension of shape {tuple(shape)}")
     value = jax.ShapeDtypeStruct(tuple(shape), jnp.float32) if rngs is None else draw(rngs.params())
     return Weight(value, out_sharding=tuple(axes), eager_sharding=False)
+
+
+def selection_bias(experts: int, rngs: nnx.Rngs | None) -> SelectionBias:
+    """A new router's bias, zero for every expert. rngs None: the shape alone."""
+    shape = jax.ShapeDtypeStruct((experts,), jnp.float32)
+    return SelectionBias(shape if rngs is None else jnp.zeros(experts), out_sharding=("e",), eager_sharding=False)

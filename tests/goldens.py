@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMAS = ("llama_llama3rope", "llama_tied", "qwen2")
+DEEPSEEKS = ("deepseek_v3",)
 
 
 def reference(name: str) -> dict[str, np.ndarray]:

@@ -7,11 +7,12 @@ import pytest
 from flax import nnx
 
 import rzoo
+from rzoo.checkpoint.names import sources
 from rzoo.compile.kernels import default_forms
 from rzoo.engine.session import decode, prefill
 from rzoo.handle import LM
 from rzoo.models import registry
-from rzoo.models.registry import FAMILIES, abstract_weights, count_parameters, family_of, initialize
+from rzoo.models.registry import FAMILIES, abstract_weights, always_float32, count_parameters, initialize
 from rzoo.models.weights import Numerics
 from tests.tiny import TINY
 
@@ -89,7 +90,7 @@ def test_gradients_reach_every_weight(lm):
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), IDS[:, 1:, None], axis=-1).mean()
 
     gradients = jax.jit(jax.grad(loss))(lm)
-    assert [path for path, g in gradients.params.items() if not jnp.any(g)] == []
+    assert {path for path, g in gradients.params.items() if not jnp.any(g)} == always_float32(lm.config)
 
 
 def test_checkpointed_and_mapped_calls_give_the_same(lm):
@@ -122,8 +123,6 @@ def test_the_count_is_that_of_the_arrays(lm):
     assert count_parameters(lm.config) == sum(v.size for v in lm.params.values())
 
 
-def test_every_weight_has_a_name_in_files(lm):
-    from rzoo.models.names import named
-
-    names = [named(family_of(lm.config).names, path).hf for path in abstract_weights(lm.config)]
-    assert len(names) == len(set(names))
+def test_every_weight_has_a_place_of_its_own_in_files(lm):
+    places = [(name, source.part) for source in sources(lm.config, "hf").values() for name in source.names]
+    assert len(places) == len(set(places))

@@ -7,10 +7,10 @@ import pytest
 import rzoo
 from rzoo.engine.session import prefill
 from rzoo.models import step
-from tests.goldens import GOLDEN, LLAMAS, in_old_spelling, reference
+from tests.goldens import DEEPSEEKS, GOLDEN, LLAMAS, in_old_spelling, reference
 
 
-@pytest.fixture(scope="module", params=LLAMAS)
+@pytest.fixture(scope="module", params=LLAMAS + DEEPSEEKS)
 def golden(request):
     """(name, handle, reference)."""
     return request.param, rzoo.load(str(GOLDEN / request.param), quiet=True), reference(request.param)
@@ -28,7 +28,8 @@ def test_captured_hidden_states_are_those_of_the_reference(golden):
     assert len(captured["hidden"]) == lm.config.layers + 1
     for i, hidden in enumerate(captured["hidden"]):
         np.testing.assert_allclose(hidden, expected[f"hidden.{i}"], atol=1e-4)
-    assert captured["router"] == ()
+    mixtures = getattr(lm.config, "experts", None) and lm.config.layers - lm.config.experts.dense_layers
+    assert len(captured["router"]) == (mixtures or 0)
     for probabilities in captured["attention"]:
         np.testing.assert_allclose(probabilities.sum(-1), 1.0, atol=1e-5)
 
@@ -36,6 +37,14 @@ def test_captured_hidden_states_are_those_of_the_reference(golden):
 def test_the_old_spelling_of_the_config_gives_the_same_model(golden, tmp_path):
     name, lm, _ = golden
     assert rzoo.load(str(in_old_spelling(name, tmp_path / name)), quiet=True).config == lm.config
+
+
+def test_rows_of_a_padded_batch_give_what_each_gives_alone(golden):
+    _, lm, expected = golden
+    ids = expected["input_ids"]
+    state = prefill(lm, [ids[0, :40].tolist(), ids[1, :17].tolist()], room=8)
+    np.testing.assert_allclose(state.logits[0], expected["logits"][0, 39], atol=1e-4)
+    np.testing.assert_allclose(state.logits[1], expected["logits"][1, 16], atol=1e-4)
 
 
 def test_prefill_and_single_steps_give_the_logits_of_the_whole(golden):

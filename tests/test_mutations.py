@@ -7,11 +7,12 @@ config value or one named function of rzoo; one whose target is gone fails.
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rzoo
-from rzoo.models import layers, llama, rope, step
+from rzoo.models import deepseek, layers, llama, moe, rope, step
 from rzoo.models.rope import DefaultRope
 from tests.goldens import GOLDEN, reference
 
@@ -19,6 +20,16 @@ from tests.goldens import GOLDEN, reference
 def config_value(**values):
     """Replaces fields of the config."""
     return lambda lm, monkeypatch: replace(lm, config=replace(lm.config, **values))
+
+
+def routing(**values):
+    """Replaces fields of the routing of experts."""
+
+    def apply(lm, monkeypatch):
+        experts = replace(lm.config.experts, routing=replace(lm.config.experts.routing, **values))
+        return replace(lm, config=replace(lm.config, experts=experts))
+
+    return apply
 
 
 def function(module, name, wrong):
@@ -58,6 +69,21 @@ MUTATIONS = {
         5.0,
     ),
     "rotation left out": ("qwen2", function(layers, "rotate_half_split", lambda x, at: x), 5.0),
+    "V3: masked groups 0, not -inf": ("deepseek_v3", function(moe, "closed_score", lambda: 0.0), 1.8),
+    "V3: group score max, not top-2 sum": ("deepseek_v3", function(moe, "best_two", moe.best_one), 3.4),
+    "V3: group score sum of all": ("deepseek_v3", function(moe, "best_two", lambda grouped: grouped.sum(-1)), 3.0),
+    "V3: weights from biased scores": (
+        "deepseek_v3",
+        function(moe, "weights_of", lambda scores, choice, indices: jnp.take_along_axis(choice, indices, -1)),
+        3.2,
+    ),
+    "V3: bias ignored": ("deepseek_v3", zeroed(".router.bias"), 5.1),
+    "V3: no renormalisation": ("deepseek_v3", routing(normalize=False), 3.7),
+    "V3: no 2.5 scaling": ("deepseek_v3", routing(scale=1.0), 2.9),
+    "V3: softmax, not sigmoid": ("deepseek_v3", function(moe, "sigmoid_scores", jax.nn.softmax), 4.9),
+    "V3: m² missing": ("deepseek_v3", function(deepseek, "softmax_scale", lambda _, width: width**-0.5), 4.4),
+    "V3: half-split rotary pairs": ("deepseek_v3", function(layers, "rotate_interleaved", rope.rotate_half_split), 6.1),
+    "V3: YaRN ignored": ("deepseek_v3", config_value(rope=DefaultRope(theta=10000.0)), 5.0),
     "positions off by one are harmless, off by scale are not": (
         "llama_tied",
         function(llama, "rotation", lambda r, w, p, n: rope.rotation(r, w, 2 * p, n)),

@@ -22,6 +22,11 @@ COUNTS = {
     "deepseek-r1-distill-llama-8b": 8_030_261_248,
     "deepseek-r1-distill-llama-70b": 70_553_706_496,
     "llama-3.1-nemotron-nano-8b-v1": 8_030_261_248,
+    "deepseek-v3": 671_026_419_200,
+    "deepseek-r1": 671_026_419_200,
+    "deepseek-v3.1": 671_026_419_200,
+    "deepseek-v2-lite": 15_706_484_224,
+    "brief/v3-175b": 174_626_015_880,
 }
 
 

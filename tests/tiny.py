@@ -1,9 +1,32 @@
 """A tiny config of each family: what the laws are tested on. A registered family without one fails a test."""
 
+from dataclasses import replace
+
+from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
 from rzoo.models.llama import LlamaConfig
+from rzoo.models.moe import SigmoidRouting, SoftmaxRouting
 from rzoo.models.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
 
 SIZES = {"vocab_size": 97, "width": 32, "ffn_width": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8}
+
+V3_EXPERTS = ExpertsConfig(
+    count=8, active=2, width=16, dense_layers=1, routing=SigmoidRouting(groups=4, kept_groups=2, scale=2.5)
+)
+V3 = DeepSeekConfig(
+    vocab_size=97,
+    width=32,
+    ffn_width=48,
+    layers=2,
+    heads=4,
+    q_rank=24,
+    kv_rank=16,
+    nope_width=8,
+    rope_width=4,
+    value_width=8,
+    experts=V3_EXPERTS,
+    rope=YarnRope(factor=40.0, original_context=64, mscale=1.0, mscale_all_dim=1.0),
+    context=2048,
+)
 
 TINY = {
     "llama": LlamaConfig(**SIZES, rope=Llama3Rope(factor=8.0, original_context=64), context=2048),
@@ -15,4 +38,12 @@ TINY = {
     "qwen2": LlamaConfig(
         **SIZES, kind="qwen2", qkv_bias=True, rope=DefaultRope(theta=1e6), norm_eps=1e-6, context=2048
     ),
+    "deepseek-v3": V3,
+    "deepseek-v2": replace(
+        V3,
+        kind="deepseek_v2",
+        q_rank=None,
+        experts=ExpertsConfig(count=8, active=2, width=16, shared=2, routing=SoftmaxRouting(scale=1.5)),
+    ),
+    "deepseek-dense": replace(V3, experts=None, rope=DefaultRope(), tied=True),
 }

@@ -61,16 +61,23 @@ class HFFolder:
         """The tensor `name`, cast to `dtype` unless that is None; reads its bytes alone. Raises RzooError."""
         return self.read_slice(name, (), dtype)
 
+    def read_into(self, name: str, out: np.ndarray) -> None:
+        """Fills `out`, a contiguous array of the tensor's shape, casting to its type. Raises RzooError."""
+        read_tensor(self._info(name), into=out)
+
     def read_slice(self, name: str, index: tuple[slice, ...], dtype: Any = None) -> np.ndarray:
         """The part `index` of the tensor `name`: slices without a step for its leading axes.
 
         Reads only the rows of axis 0 that `index` names. Raises RzooError.
         """
+        return read_tensor(self._info(name), index, dtype)
+
+    def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
         if info is None:
             fix = f"It has {len(self.tensors)}: {few(map(show, self.tensors))}."
             raise RzooError(f"{self.path} has no tensor {show(name)}", field="name", value=name, fix=fix)
-        return read_tensor(info, index, dtype)
+        return info
 
 
 def open_folder(path: str | Path) -> HFFolder:

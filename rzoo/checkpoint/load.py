@@ -14,7 +14,7 @@ from rzoo.compile.kernels import default_forms
 from rzoo.compile.precision import numerics_of
 from rzoo.core import RzooError, dtype_named
 from rzoo.handle import LM, About
-from rzoo.models.registry import Params, abstract_weights, count_parameters
+from rzoo.models.registry import Params, abstract_weights, always_float32, count_parameters
 from rzoo.sharding.fit import free_memory, in_gib, largest_weight_bytes, weight_bytes
 
 
@@ -22,6 +22,7 @@ def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool =
     """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
+    "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
     policy: "exact" computes in float32, "stored" in the held type with float32 sums. One line on what will be loaded
     goes to stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too
     large.
@@ -30,7 +31,7 @@ def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool =
     opened = open_checkpoint(located.path)
     _check_preset(located, opened.config)
     held = choose_dtype(opened, dtype, located.name)
-    forms = default_forms(numerics_of(policy, held))
+    forms = default_forms(numerics_of(policy, opened.dtype if held == "fp8" else held))
     use_compile_cache()
     if not quiet:
         for line in (*opened.warnings, _announcement(located, opened, held)):
@@ -59,12 +60,21 @@ def _check_preset(located: Located, config: Any) -> None:
 
 def choose_dtype(opened: Opened, asked: Any, name: str) -> str:
     """The type to hold weights in; RzooError with the sizes that would fit where the wanted one does not."""
+    if asked == "fp8" and opened.fp8_bytes is None:
+        raise RzooError(
+            f"dtype (fp8): {name} has no weights in FP8 blocks, most of it is {opened.bits}",
+            field="dtype",
+            value=asked,
+            fix=f'load it with dtype="{opened.dtype}"',
+        )
     on_cpu = jax.default_backend() == "cpu"
-    wanted = [dtype_named(asked).name] if asked is not None else ["float32", opened.dtype] if on_cpu else [opened.dtype]
+    named = [asked if asked == "fp8" else dtype_named(asked).name] if asked is not None else []
+    wanted = named or (["float32", opened.dtype] if on_cpu else [opened.dtype])
     free = free_memory()
     sizes = {}
     for candidate in dict.fromkeys(wanted):
-        sizes[candidate] = weight_bytes(opened.config, candidate) + largest_weight_bytes(opened.config, candidate)
+        stored = opened.dtype if candidate == "fp8" else candidate
+        sizes[candidate] = held_bytes(opened, candidate) + largest_weight_bytes(opened.config, stored)
         if free is None or sizes[candidate] <= free:
             return candidate
     needs = ", ".join(f"{in_gib(size)} in {candidate}" for candidate, size in sizes.items())
@@ -79,9 +89,14 @@ def choose_dtype(opened: Opened, asked: Any, name: str) -> str:
     )
 
 
+def held_bytes(opened: Opened, held: str) -> int:
+    """Bytes of all weights held in the type that choose_dtype gave."""
+    return opened.fp8_bytes or 0 if held == "fp8" else weight_bytes(opened.config, held)
+
+
 def _announcement(located: Located, opened: Opened, held: str) -> str:
     count = count_parameters(opened.config)
-    size = in_gib(weight_bytes(opened.config, held))
+    size = in_gib(held_bytes(opened, held))
     return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
 
 
@@ -90,15 +105,15 @@ def read_weights(opened: Opened, dtype: str, name: str) -> Params:
     _check_copies(opened)
     paths = list(abstract_weights(opened.config))
     params: Params = {}
-    for path in _with_progress(paths, name, weight_bytes(opened.config, dtype)):
-        params[path] = jax.device_put(opened.read(path, dtype))
+    for path in _with_progress(paths, name, held_bytes(opened, dtype)):
+        params[path] = jax.device_put(opened.read(path, "float32" if path in always_float32(opened.config) else dtype))
     return params
 
 
 def _check_copies(opened: Opened) -> None:
     """A tied model's file may repeat the embedding as head: equal is dropped, different contradicts the config."""
     for name in opened.matched.copies:
-        embed = opened.matched.tensors["embed"][1]
+        (embed,) = opened.matched.tensors["embed"].names
         if not np.array_equal(opened.read_raw(name), opened.read_raw(embed)):
             raise RzooError(
                 f"{name} differs from {embed}, but the config says tie_word_embeddings true",

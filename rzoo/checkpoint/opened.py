@@ -1,25 +1,33 @@
 """Checkpoints whose headers were read and checked, of either form: a folder in Hugging Face form, a GGUF file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rzoo.checkpoint import fp8
 from rzoo.checkpoint.gguf import GGUFFile, check_supported, open_gguf
 from rzoo.checkpoint.huggingface import HFFolder, open_folder
-from rzoo.checkpoint.names import Match, match
+from rzoo.checkpoint.names import Match, Source, match, without_mtp
+from rzoo.checkpoint.safetensors_file import TensorInfo
 from rzoo.core import RzooError
+from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.registry import abstract_weights, config_from_hf
+from rzoo.models.weights import Quantized
 from rzoo.tokenizer import Tokenizer
 
 # dtype in safetensors -> the type to hold it in.
 HELD = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
 
 # general.architecture -> reader of its metadata. In TURNED ones, q and k have rotary pairs interleaved.
-ARCHITECTURES: dict[str, Callable[..., Any]] = {"llama": LlamaConfig.from_gguf, "qwen2": LlamaConfig.from_gguf}
+ARCHITECTURES: dict[str, Callable[..., Any]] = {
+    "llama": LlamaConfig.from_gguf,
+    "qwen2": LlamaConfig.from_gguf,
+    "deepseek2": DeepSeekConfig.from_gguf,
+}
 TURNED = ("llama",)
 
 
@@ -27,13 +35,14 @@ TURNED = ("llama",)
 class Opened:
     """A checkpoint whose headers were read and checked, and none of its weights.
 
-    read(path, dtype) gives a weight in its logical shape. bits: how most of the file is stored. dtype: the type to
-    hold it in where float32 does not fit.
+    read(path, dtype) gives a weight in its logical shape; with dtype "fp8" one that the file has in FP8 blocks as
+    Quantized, and any other in `dtype`. bits: how most of the file is stored. dtype: the type to hold it in where
+    float32 does not fit. fp8_bytes: what it takes held as "fp8", None where the file has no FP8 blocks.
     """
 
     config: Any
     matched: Match
-    read: Callable[[str, Any], np.ndarray]
+    read: Callable[[str, Any], Any]
     read_raw: Callable[[str], np.ndarray]
     bits: str
     dtype: str
@@ -41,6 +50,7 @@ class Opened:
     stops: tuple[int, ...]
     recommended: dict[str, Any]
     warnings: tuple[str, ...] = ()
+    fp8_bytes: int | None = None
 
 
 def open_checkpoint(path: Path) -> Opened:
@@ -52,32 +62,64 @@ def opened_folder(path: Path) -> Opened:
     """Reads config.json, headers and tokenizer of a folder and checks that they fit together."""
     folder = open_folder(path)
     config = config_from_hf(folder.config)
-    shapes = {name: info.shape for name, info in folder.tensors.items()}
+    fp8.check_quantization(folder.config)
+    kept, skipped = without_mtp(config, folder.tensors)
+    used = {name: folder.tensors[name] for name in kept}
+    fp8.check_scales(used, str(path))
+    shapes = {name: info.shape for name, info in used.items() if not name.endswith(fp8.SCALE)}
     matched = match(config, shapes, kind="hf", where=str(path))
+    has_blocks = any(info.dtype == fp8.CODES for info in used.values())
 
-    def read(weight: str, dtype: Any) -> np.ndarray:
-        return folder.read(matched.tensors[weight][1], dtype).reshape(abstract_weights(config)[weight][1].shape)
+    def read(weight: str, dtype: Any) -> Any:
+        shape, source = abstract_weights(config)[weight][1].shape, matched.tensors[weight]
+        stored = folder.tensors[source.names[0]].dtype
+        if dtype == "fp8" and stored == fp8.CODES:
+            return _read_blocks(folder, source, shape)
+        return _read_dense(folder, source, shape, HELD.get(stored, "bfloat16") if dtype == "fp8" else dtype)
 
-    stored = dominant_dtype(folder)
     tokenizer = Tokenizer.from_file(path) if (path / "tokenizer.json").is_file() else None
     return Opened(
         config=config,
         matched=matched,
         read=read,
         read_raw=folder.read,
-        bits=stored,
-        dtype=HELD.get(stored, "bfloat16"),
+        bits=dominant_dtype(used.values()),
+        dtype=HELD.get(dominant_dtype(i for n, i in used.items() if n in shapes and i.dtype != fp8.CODES), "bfloat16"),
         tokenizer=tokenizer,
         stops=_stops(folder, tokenizer),
         recommended={k: v for k, v in folder.generation_config.items() if k in ("temperature", "top_p", "top_k")},
-        warnings=folder.warnings,
+        warnings=(*folder.warnings, *skipped),
+        fp8_bytes=sum(info.nbytes for info in used.values()) if has_blocks else None,
     )
 
 
-def dominant_dtype(folder: HFFolder) -> str:
+def _read_dense(folder: HFFolder, source: Source, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A weight in `dtype`, each of its tensors read straight into its place."""
+    out = np.empty((len(source.names), *source.shape), dtype)
+    for name, place in zip(source.names, out, strict=True):
+        if folder.tensors[name].dtype == fp8.CODES:
+            fp8.read_values(folder, name, place)
+        else:
+            folder.read_into(name, place)
+    return out.reshape(shape) if source.stacked else source.taken(out[0], shape)
+
+
+def _read_blocks(folder: HFFolder, source: Source, shape: tuple[int, ...]) -> Quantized:
+    """A weight as the codes and scales of the file."""
+    codes = np.empty((len(source.names), *source.shape), fp8.E4M3)
+    scale = np.empty((len(source.names), *fp8.scale_shape(source.shape)), np.float32)
+    for name, codes_place, scale_place in zip(source.names, codes, scale, strict=True):
+        folder.read_into(name, codes_place)
+        folder.read_into(name + fp8.SCALE, scale_place)
+    if source.stacked:
+        return fp8.as_weight(codes, scale, shape)
+    return fp8.as_weight(codes[0], scale[0], shape, source.part)
+
+
+def dominant_dtype(tensors: Iterable[TensorInfo]) -> str:
     """The dtype, as safetensors names it, that takes the most bytes."""
     total: dict[str, int] = {}
-    for info in folder.tensors.values():
+    for info in tensors:
         total[info.dtype] = total.get(info.dtype, 0) + info.nbytes
     return max(total, key=lambda name: total[name])
 
@@ -96,15 +138,15 @@ def opened_gguf(path: Path) -> Opened:
     file = open_gguf(path)
     check_supported(file)
     config = _config(file)
-    shapes = {name: info.shape for name, info in file.tensors.items()}
+    kept, skipped = without_mtp(config, file.tensors)
+    shapes = {name: file.tensors[name].shape for name in kept}
     matched = match(config, shapes, kind="gguf", where=str(path))
     turned = file.metadata["general.architecture"] in TURNED
 
     def read(weight: str, dtype: Any) -> np.ndarray:
-        row, name = matched.tensors[weight]
-        shape = abstract_weights(config)[weight][1].shape
-        array = file.read(name, dtype).reshape(shape)
-        return unturned(array) if turned and row.turned else array
+        source, shape = matched.tensors[weight], abstract_weights(config)[weight][1].shape
+        array = source.taken(file.read(source.names[0], dtype), shape)
+        return unturned(array) if turned and source.row.turned else array
 
     tokenizer = Tokenizer.from_gguf(file.metadata)
     stops = {file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")} | set(tokenizer.eos_ids)
@@ -118,6 +160,7 @@ def opened_gguf(path: Path) -> Opened:
         tokenizer=tokenizer,
         stops=tuple(sorted(i for i in stops if isinstance(i, int))),
         recommended={},
+        warnings=skipped,
     )
 
 

@@ -217,15 +217,19 @@ def _nbytes(shape: list[int], itemsize: int) -> int | None:
     return 0 if 0 in shape else nbytes
 
 
-def read_tensor(info: TensorInfo, index: tuple[slice, ...] = (), dtype: Any = None) -> np.ndarray:
+def read_tensor(
+    info: TensorInfo, index: tuple[slice, ...] = (), dtype: Any = None, into: np.ndarray | None = None
+) -> np.ndarray:
     """The part `index` of a tensor (all of it by default) as a new array, cast to `dtype` unless that is None.
+
+    into: a contiguous array of that part's shape and of any type, which is filled and returned instead of a new one.
 
     `index` has slices without a step for the leading axes, the others are whole. Only the rows of axis 0 that it names
     are read; beside the result at most 8 MiB (or one row, where `index` cuts later axes) are held. Raises RzooError.
     """
     stored = DTYPES[info.dtype]
     ranges = _ranges(info, index)
-    out = np.empty([stop - start for start, stop in ranges], stored if dtype is None else np.dtype(dtype))
+    out = np.empty([b - a for a, b in ranges], stored if dtype is None else dtype) if into is None else into
     if out.size == 0:
         return out
     width = math.prod(info.shape[1:])

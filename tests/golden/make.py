@@ -33,6 +33,33 @@ MODELS = {
         transformers.LlamaConfig,
         {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 100000.0}},
     ),
+    "deepseek_v3": (
+        transformers.DeepseekV3Config,
+        {
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 40.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+            "q_lora_rank": 32,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 16,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
     "qwen2": (transformers.Qwen2Config, {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0}}),
 }
 
@@ -48,6 +75,9 @@ def make(name: str, out: Path) -> None:
                 weight.normal_(0.0, 0.5)
             elif "norm" in key:
                 weight.normal_(1.0, 0.2)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):  # so low that a masked score of 0 would win
+                buffer.normal_(-0.7, 0.3)
         ids = torch.randint(0, COMMON["vocab_size"], (2, 48))
         found = model(ids, output_hidden_states=True)
     model.save_pretrained(out / name)
