@@ -138,7 +138,7 @@ class DeepSeekConfig:
         meta = HFConfig(own, "GGUF metadata deepseek2")
         mtp = meta.count("nextn_predict_layers", default=0, least=0)
         rope_width = meta.count("rope.dimension_count")
-        key_width = meta.count("attention.key_length_mla", default=meta.get("attention.key_length"))
+        key_width = meta.count("attention.key_length_mla", default=meta.get("attention.key_length", None))
         if key_width <= rope_width:
             raise meta.wrong(
                 "attention.key_length", key_width, f"must be more than rope.dimension_count ({rope_width})"
@@ -157,7 +157,7 @@ class DeepSeekConfig:
             kv_rank=meta.count("attention.kv_lora_rank"),
             nope_width=key_width - rope_width,
             rope_width=rope_width,
-            value_width=meta.count("attention.value_length_mla", default=meta.get("attention.value_length")),
+            value_width=meta.count("attention.value_length_mla", default=meta.get("attention.value_length", None)),
             experts=experts,
             rope=_read_gguf_rope(meta, rope_width, context, rope_divisors),
             norm_eps=single(meta.number("attention.layer_norm_rms_epsilon")),

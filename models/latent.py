@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rzoo.models.attention import attend, attend_to_blocks, attention_probabilities
+from rzoo.models.attention import attend, attend_in_blocks, attend_to_blocks, attention_probabilities
 from rzoo.models.rope import Rope, YarnRope
 from rzoo.models.weights import Numerics, Stored
 
@@ -67,10 +67,29 @@ def attend_absorbed(
     One key/value head of width r+p serves all query heads. The p values of the shared key ride along in the weighted
     sum and are dropped after it: cutting them off first would copy the cache.
     """
-    _, nope, rank = key_up.shape
-    latent_q = key_up.contract("bthc,hcr->bthr", q[..., :nope], numerics)
-    mixed = attend(jnp.concatenate([latent_q, q[..., nope:]], axis=-1), latents, latents, starts, scale, numerics)
-    return value_up.contract("bthr,hzr->bthz", mixed[..., :rank], numerics)
+    latent_q = _absorbed_queries(q, key_up, numerics)
+    mixed = attend(latent_q, latents, latents, starts, scale, numerics)
+    return value_up.contract("bthr,hzr->bthz", mixed[..., : value_up.shape[-1]], numerics)
+
+
+def attend_absorbed_in_blocks(
+    q: Float[Array, "b t h w"],
+    latents: Float[Array, "b 1 s m"],
+    key_up: Stored,
+    value_up: Stored,
+    starts: Int[Array, " b"],
+    scale: float,
+    numerics: Numerics,
+) -> Float[Array, "b t h z"]:
+    """The same; blocks of latents past the last query are not read. No reverse gradient."""
+    latent_q = _absorbed_queries(q, key_up, numerics)
+    mixed = attend_in_blocks(latent_q, latents, latents, starts, scale, numerics)
+    return value_up.contract("bthr,hzr->bthz", mixed[..., : value_up.shape[-1]], numerics)
+
+
+def _absorbed_queries(q: Float[Array, "b t h w"], key_up: Stored, numerics: Numerics) -> Float[Array, "b t h m"]:
+    nope = key_up.shape[1]
+    return jnp.concatenate([key_up.contract("bthc,hcr->bthr", q[..., :nope], numerics), q[..., nope:]], axis=-1)
 
 
 def expanded(

@@ -79,8 +79,9 @@ class LM:
     def __call__(self, ids: Any, capture: Sequence[str] | None = None) -> Any:
         """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).
 
-        capture names "hidden" (embedding, then after each block, the last after the final norm), "router", "attention"
-        (probabilities [b, h, t, s]). Outside of a trace the program of the ids' bucket is compiled once and kept;
+        capture names "hidden" (embedding, then after each block, the last after the final norm), "attention"
+        (probabilities [b, h, t, s]), "entropy" of these in nats [b, h, t], "router" (the weight that each token gives
+        to each expert, [b, t, e]), "load" (tokens of each expert, [e]). Outside of a trace the program of the ids' bucket is compiled once and kept;
         inside jax.grad, vmap or jit this is a plain function. Raises RzooError for ids that are no [b, t] of
         vocabulary ids.
         """

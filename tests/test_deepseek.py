@@ -15,7 +15,13 @@ from rzoo.models import registry, step
 from rzoo.models.attention import KEY_BLOCK
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.forms import Forms
-from rzoo.models.latent import attend_absorbed, attend_naive, attend_naive_in_blocks, softmax_scale
+from rzoo.models.latent import (
+    attend_absorbed,
+    attend_absorbed_in_blocks,
+    attend_naive,
+    attend_naive_in_blocks,
+    softmax_scale,
+)
 from rzoo.models.moe import (
     SigmoidRouting,
     SoftmaxRouting,
@@ -27,7 +33,7 @@ from rzoo.models.moe import (
 )
 from rzoo.models.presets import DEEPSEEK_V2_LITE, DEEPSEEK_V3
 from rzoo.models.weights import FrozenWeight, Numerics, Quantized, SelectionBias, weight
-from tests.tiny import TINY, V3
+from tests.tiny import TINY, V3, V3_EXPERTS
 
 RNG = np.random.default_rng(0)
 EXACT = Numerics()
@@ -37,7 +43,7 @@ def normal(*shape: int) -> jax.Array:
     return jnp.asarray(RNG.normal(size=shape), jnp.float32)
 
 
-@pytest.mark.parametrize("form", [attend_absorbed, attend_naive_in_blocks])
+@pytest.mark.parametrize("form", [attend_absorbed, attend_absorbed_in_blocks, attend_naive_in_blocks])
 @pytest.mark.parametrize("t", [1, 7])
 def test_forms_of_latent_attention_agree(form, t):
     b, h, c, p, z, r, s = 2, 3, 8, 4, 6, 16, 2 * KEY_BLOCK
@@ -73,9 +79,9 @@ def chosen(n: int, k: int = 2) -> tuple[jax.Array, jax.Array, jax.Array]:
 @pytest.mark.parametrize("form", [experts_one_by_one, experts_in_tiles, experts_ragged])
 @pytest.mark.parametrize("n", [1, 2, 3, 90])
 def test_every_backend_of_experts_is_the_reference(form, n):
-    given = chosen(n)
-    expected = experts_reference(*given, *STACKS, EXACT)
-    np.testing.assert_allclose(jax.jit(lambda: form(*given, *STACKS, EXACT))(), expected, atol=1e-5)
+    given = (*chosen(n), *STACKS, EXACT)
+    expected = experts_reference(*given)
+    np.testing.assert_allclose(jax.jit(lambda: form(*given))(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", [experts_reference, experts_one_by_one, experts_in_tiles, experts_ragged])
@@ -179,9 +185,9 @@ def test_load_and_entropy_are_observed(lm):
     logits, seen = lm(ids, capture=("router", "load", "entropy", "attention"))
     np.testing.assert_allclose(logits, lm(ids), atol=2e-5)
     (share,), (load,) = seen["router"], seen["load"]
-    np.testing.assert_allclose(share.sum(-1), V3.experts.routing.scale, rtol=1e-5)
+    np.testing.assert_allclose(share.sum(-1), V3_EXPERTS.routing.scale, rtol=1e-5)
     np.testing.assert_array_equal(load, (share > 0).sum((0, 1)))
-    assert load.sum() == ids.size * V3.experts.active
+    assert load.sum() == ids.size * V3_EXPERTS.active
     for probabilities, entropy in zip(seen["attention"], seen["entropy"], strict=True):
         p = np.asarray(probabilities)
         np.testing.assert_allclose(entropy, -(p * np.log(np.where(p > 0, p, 1))).sum(-1), atol=1e-5)
@@ -203,7 +209,7 @@ def test_what_is_not_observed_is_not_in_the_program(lm, monkeypatch):
 
 
 def test_decoding_holds_less_than_two_layers_of_chosen_experts_beside_its_arguments():
-    wide = replace(V3, width=64, experts=replace(V3.experts, width=512))
+    wide = replace(V3, width=64, experts=replace(V3_EXPERTS, width=512))
     blueprint = step.Blueprint(wide, default_forms(EXACT))
     params = {path: shape for path, (_, shape) in registry.abstract_weights(wide).items()}
     cache = jax.eval_shape(lambda: blueprint.empty_cache(1, 256))
@@ -250,7 +256,7 @@ def test_aliases_of_fields_are_read():
 
 
 def test_layers_are_dense_or_mixed_by_the_configs_rule():
-    config = replace(V3, layers=8, experts=replace(V3.experts, dense_layers=3, every=2))
+    config = replace(V3, layers=8, experts=replace(V3_EXPERTS, dense_layers=3, every=2))
     assert [i for i in range(8) if config.is_mixture(i)] == [4, 6]
     assert "layers.4.mlp.router.weight" in registry.abstract_weights(config)
     assert "layers.5.mlp.gate" in registry.abstract_weights(config)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,13 +22,13 @@ from rzoo.models.presets import DEEPSEEK_V3
 from rzoo.models.registry import config_from_hf, initialize
 from rzoo.models.weights import Quantized
 from tests.goldens import GOLDEN, reference
-from tests.tiny import TINY
+from tests.tiny import V3 as TINY_V3
 
 V3 = GOLDEN / "deepseek_v3"
 RNG = np.random.default_rng(0)
 
 
-def layout(config) -> dict[str, tuple[str, tuple[int, ...]]]:
+def layout(config: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (dtype, shape) of every tensor that a published checkpoint of `config` in FP8 holds."""
     found = {}
     for source in sources(replace(config, layers=config.layers + config.mtp_layers), "hf").values():
@@ -38,6 +39,7 @@ def layout(config) -> dict[str, tuple[str, tuple[int, ...]]]:
                 found[name + fp8.SCALE] = ("F32", fp8.scale_shape(source.shape))
     for i in range(config.layers, config.layers + config.mtp_layers):
         matrix, vector = (config.vocab_size, config.width), (config.width,)
+        extra: dict[str, tuple[int, ...]]
         extra = {"embed_tokens": matrix, "shared_head.head": matrix, "eh_proj": (config.width, 2 * config.width)}
         extra |= {"enorm": vector, "hnorm": vector, "shared_head.norm": vector}
         found |= {f"model.layers.{i}.{name}.weight": ("BF16", shape) for name, shape in extra.items()}
@@ -131,7 +133,7 @@ def test_kept_blocks_are_written_with_the_same_bits(in_blocks, tmp_path):
 
 
 def test_parts_of_a_tensor_keep_blocks_that_cross_their_borders(tmp_path):
-    config = replace(TINY["deepseek-v3"], nope_width=60, value_width=68, heads=3)
+    config = replace(TINY_V3, nope_width=60, value_width=68, heads=3)
     lm = replace(rzoo.load(str(V3), quiet=True), config=config, params=initialize(config))
     folder = rzoo.export(lm, tmp_path / "odd", fp8=True)
     dense, kept = rzoo.load(str(folder), quiet=True), rzoo.load(str(folder), dtype="fp8", quiet=True)

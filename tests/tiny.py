@@ -9,6 +9,9 @@ from rzoo.models.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, Y
 
 SIZES = {"vocab_size": 97, "width": 32, "ffn_width": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8}
 
+V3_EXPERTS = ExpertsConfig(
+    count=8, active=2, width=16, dense_layers=1, routing=SigmoidRouting(groups=4, kept_groups=2, scale=2.5)
+)
 V3 = DeepSeekConfig(
     vocab_size=97,
     width=32,
@@ -20,9 +23,7 @@ V3 = DeepSeekConfig(
     nope_width=8,
     rope_width=4,
     value_width=8,
-    experts=ExpertsConfig(
-        count=8, active=2, width=16, dense_layers=1, routing=SigmoidRouting(groups=4, kept_groups=2, scale=2.5)
-    ),
+    experts=V3_EXPERTS,
     rope=YarnRope(factor=40.0, original_context=64, mscale=1.0, mscale_all_dim=1.0),
     context=2048,
 )
