@@ -7,6 +7,7 @@ records and models never ask which one they got.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +35,9 @@ def keep_placement(x: Array, axes: str) -> Array:
     return x
 
 
-def make_cache(make: Callable[[], Cache]) -> Cache:
-    """The cache on the default device."""
-    return make()
+def make_cache(make: Callable[[int], Cache], batch: int) -> Cache:
+    """The empty cache for `batch` rows, on the default device."""
+    return make(batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ class Forms:
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
     experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x, scale, eps). place(x,
-    axes): where an activation, or a weight in use, with these logical axes lives; new_cache(make): the empty cache of
-    make() where it lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are
+    axes): where an activation, or a weight in use, with these logical axes lives; new_cache(make, batch): the empty
+    cache make(batch) where it lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are
     never traced.
     """
 
@@ -63,7 +64,7 @@ class Forms:
     experts_cached: Callable[..., Array] = experts_reference
     norm: Callable[..., Array] = rms_norm
     place: Callable[[Array, str], Array] = keep_placement
-    new_cache: Callable[[Callable[[], Cache]], Cache] = make_cache
+    new_cache: Callable[[Callable[[int], Cache], int], Any] = make_cache
     capture: tuple[str, ...] = ()
 
     def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:

@@ -29,7 +29,7 @@ class Blueprint:
         """A cache for `batch` rows of up to `capacity` tokens in the cache type of the forms."""
         make = family_of(self.config).empty_cache
         dtype = jnp.dtype(self.forms.numerics.cache)
-        return self.forms.new_cache(lambda: make(self.config, batch, capacity, dtype))
+        return self.forms.new_cache(lambda rows: make(self.config, rows, capacity, dtype), batch)
 
 
 def forward(blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:

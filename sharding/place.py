@@ -6,26 +6,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from rzoo.models.attention import attend_in_blocks
+from rzoo.core import RzooError
 from rzoo.models.cache import Cache, Slot
 from rzoo.models.forms import Forms
 from rzoo.models.moe import experts_in_tiles
-from rzoo.models.registry import Params, abstract_weights
+from rzoo.models.registry import abstract_weights
 from rzoo.models.weights import Quantized
 from rzoo.sharding.collectives import AttendInShares, OnShards, RouteOnShards, SharedOut, SplitSlot
 from rzoo.sharding.mesh import Sizes, checked_sizes, make_mesh
+from rzoo.sharding.pipeline import COPY, NewPipelineCache, Pipeline, Stage, stage_stops
 from rzoo.sharding.placement import Placement
 from rzoo.sharding.rules import resolve, table
 
 ATTENTION = (("bthc", "bksc", "bksz", "b"), "bthz")
 LATENT = (("bthc", "b_s_", None, None, "b"), "bthz")
-
-
-def placement_for(config: Any, mesh: Sizes, rules: str, kv: str = "split") -> Placement:
-    """The checked placement of a model on the first devices of this machine; RzooError for all that does not work."""
-    sizes, resolved = resolve(config, checked_sizes(mesh), table(rules), kv)
-    return Placement(make_mesh(sizes), resolved)
 
 
 def place(lm: Any, mesh: Sizes, rules: str, *, kv: str = "split") -> Any:
@@ -35,15 +31,46 @@ def place(lm: Any, mesh: Sizes, rules: str, *, kv: str = "split") -> Any:
     devices that share a head, "copied" gives each all of them. What does not change is shared with `lm`. Raises
     RzooError with everything that does not divide, and the nearest sizes that do.
     """
-    placement = placement_for(lm.config, mesh, rules, kv)
-    weights = abstract_weights(lm.config)
-    params: Params = {path: put(placement, path, axes, lm.params[path]) for path, (axes, _) in weights.items()}
-    forms = lm.forms.new_cache.unplaced if isinstance(lm.forms.new_cache, NewCache) else lm.forms
-    return replace(lm, params=params, forms=forms_on(placement, forms), mesh=placement.mesh)
+    forms = forms_for(lm.config, mesh, rules, unplaced(lm.forms), kv=kv)
+    params = {path: value for path, value in lm.params.items() if path in abstract_weights(lm.config)}
+    placed = {path: put(forms.place, path, axes, params[own]) for path, own, axes in held(lm.config, forms)}
+    return replace(lm, params=placed, forms=forms, mesh=forms.place.mesh)  # type: ignore[attr-defined]
 
 
-def put(placement: Placement, path: str, axes: tuple[str, ...], value: Any) -> Any:
-    """One weight on the mesh."""
+def forms_for(config: Any, mesh: Sizes, rules: str, forms: Forms, *, kv: str = "split") -> Forms:
+    """The forms of a model on the first devices of this machine; RzooError for all that does not work."""
+    sizes, resolved = resolve(config, checked_sizes(mesh), table(rules), kv)
+    whole = make_mesh(sizes)
+    if "pipe" not in sizes:
+        return forms_on(Placement(whole, resolved), forms)
+    if jax.process_count() > 1:
+        raise RzooError("a pipeline runs in one process", field="mesh", value="pipe", fix="use tensor, data or fsdp")
+    stops, stages = stage_stops(config, sizes["pipe"]), []
+    for first, stop, devices in zip([0, *stops[:-1]], stops, whole.devices, strict=True):
+        placement = Placement(Mesh(devices, whole.axis_names[1:]), resolved)
+        stages.append(Stage(first, stop, placement, forms_on(placement, forms)))
+    pipeline = Pipeline(whole, resolved, tuple(stages))
+    return replace(forms, place=pipeline, new_cache=NewPipelineCache(pipeline, forms))
+
+
+def unplaced(forms: Forms) -> Forms:
+    """The forms of a model before it was placed."""
+    return forms.new_cache.unplaced if isinstance(forms.new_cache, NewCache | NewPipelineCache) else forms
+
+
+def held(config: Any, forms: Forms) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(name in params, weight that it is, axes) of all that a placed model holds: a pipeline has a tied embedding at
+    both of its ends.
+    """
+    weights = [(path, path, axes) for path, (axes, _) in abstract_weights(config).items()]
+    if isinstance(forms.place, Pipeline) and config.tied:
+        weights.append((COPY, "embed", abstract_weights(config)["embed"][0]))
+    return weights
+
+
+def put(place: Any, path: str, axes: tuple[str, ...], value: Any) -> Any:
+    """One weight, held whole by each process, on its devices."""
+    placement = place.of(path)
     if isinstance(value, Quantized):
         placement.check_blocks(path, value, axes)
     return jax.device_put(value, placement.weight(value, axes))
@@ -78,9 +105,9 @@ class NewCache:
     placement: Placement
     unplaced: Forms
 
-    def __call__(self, make: Callable[[], Cache]) -> Cache:
+    def __call__(self, make: Callable[[int], Cache], batch: int) -> Cache:
         """The form `new_cache`."""
-        cache = jax.eval_shape(make).placed(self._zeros)
+        cache = jax.eval_shape(lambda: make(batch)).placed(self._zeros)
         if self.placement.axes_of("s") is None:
             return cache
         split = lambda slot: SplitSlot(slot.keys, slot.values, self.placement) if isinstance(slot, Slot) else slot  # noqa: E731

@@ -27,6 +27,10 @@ class Placement:
             return x
         return jax.lax.with_sharding_constraint(x, self.shardings(self.parts(x, axes)))
 
+    def of(self, path: str) -> "Placement":
+        """Where a weight lies."""
+        return self
+
     def axes_of(self, letter: str) -> Axes:
         """The mesh axes that split an activation's axis."""
         return next((on for c, on in self.rules.activations if c == letter), None)

@@ -6,7 +6,6 @@ however lengths vary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,13 +15,11 @@ import numpy as np
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.cache import Cache
+from rzoo.sharding.programs import on_host, programs_of
 
 CHUNKS = (512, 128, 32)  # lengths in which prompts are read; the last piece is padded to the shortest that holds it
 DECODE_STEPS = 16  # tokens of one device loop: between loops the host looks at text, stops and Ctrl-C
 SMALLEST_CAPACITY = 256
-
-_prefill = partial(jax.jit, static_argnames="blueprint", donate_argnames="cache")(step.prefill_chunk)
-_decode = partial(jax.jit, static_argnames=("blueprint", "steps", "select"), donate_argnames="cache")(step.decode)
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,9 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int) -> State:
     logits, start = None, 0
     for size in pieces:
         counts = np.clip(lengths - start, 0, size)
-        new, cache = _prefill(lm.blueprint, lm.params, ids[:, start : start + size], counts, cache)
+        new, cache = programs_of(lm.blueprint).prefill_chunk(
+            lm.blueprint, lm.params, ids[:, start : start + size], counts, cache
+        )
         logits = new if logits is None else jnp.where((counts > 0)[:, None], new, logits)
         start += size
     assert logits is not None
@@ -76,10 +75,10 @@ def decode(
         cache = cache.grown(capacity_for(needed))
     key = jax.random.key(0) if key is None else key
     ids = jnp.asarray(stops or [-1], jnp.int32)
-    tokens, logits, cache = _decode(
+    tokens, logits, cache = programs_of(lm.blueprint).decode(
         lm.blueprint, lm.params, state.logits, cache, key, left, ids, steps=DECODE_STEPS, select=select
     )
-    out = np.asarray(tokens)
+    out = on_host(tokens)
     return out, State(logits, cache, state.longest + int((out >= 0).sum(axis=1).max()))
 
 
