@@ -30,8 +30,8 @@ def rms_norm(x: Float[Array, "*batch d"], scale: Float[Array, " d"], eps: float)
     return normed.astype(x.dtype) * scale.astype(x.dtype)
 
 
-def keep_placement(x: Array, axes: str) -> Array:
-    """Leaves an activation with logical `axes` where it is."""
+def keep_placement(x: Any, axes: str) -> Any:
+    """Leaves an activation or a weight with logical `axes` where it is."""
     return x
 
 
@@ -46,10 +46,10 @@ class Forms:
 
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
-    experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x, scale, eps). place(x,
-    axes): where an activation, or a weight in use, with these logical axes lives; new_cache(make, batch): the empty
-    cache make(batch) where it lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are
-    never traced.
+    experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x,
+    scale, eps). place(x, axes): where an activation, or a weight in use, with these logical axes lives;
+    new_cache(make, batch): the empty cache make(batch) where it lives. capture: which observations (CAPTURES) are
+    passed to nnx.Module.sow; those not named are never traced.
     """
 
     numerics: Numerics = Numerics()
@@ -63,7 +63,7 @@ class Forms:
     experts: Callable[..., Array] = experts_reference
     experts_cached: Callable[..., Array] = experts_reference
     norm: Callable[..., Array] = rms_norm
-    place: Callable[[Array, str], Array] = keep_placement
+    place: Callable[[Any, str], Any] = keep_placement
     new_cache: Callable[[Callable[[int], Cache], int], Any] = make_cache
     capture: tuple[str, ...] = ()
 

@@ -27,9 +27,12 @@ class Blueprint:
 
     def empty_cache(self, batch: int, capacity: int) -> Cache:
         """A cache for `batch` rows of up to `capacity` tokens in the cache type of the forms."""
-        make = family_of(self.config).empty_cache
-        dtype = jnp.dtype(self.forms.numerics.cache)
-        return self.forms.new_cache(lambda rows: make(self.config, rows, capacity, dtype), batch)
+        return self.forms.new_cache(self.cache_maker(capacity), batch)
+
+    def cache_maker(self, capacity: int) -> Callable[[int], Cache]:
+        """A function of the number of rows that makes the cache on the default device."""
+        make, dtype = family_of(self.config).empty_cache, jnp.dtype(self.forms.numerics.cache)
+        return lambda rows: make(self.config, rows, capacity, dtype)
 
 
 def forward(blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:

@@ -19,6 +19,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 Model = Annotated[str, typer.Argument(help="A preset (see `rzoo models`), a folder, a .gguf file or a hub id.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: float32 where it fits.")]
 Policy = Annotated[str, typer.Option(help="exact (float32) or stored (the held type, float32 sums).")]
+MeshOption = Annotated[
+    str | None, typer.Option("--mesh", help="Such as tensor=4,data=2; default: chosen for the devices that there are.")
+]
+RulesOption = Annotated[str | None, typer.Option("--rules", help="Such as tensor or tensorxdata; default: by --mesh.")]
 
 
 @app.command()
@@ -49,26 +53,29 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Continue the text as it is, without the chat template.")] = False,
     dtype: Dtype = None,
     policy: Policy = "exact",
+    mesh: MeshOption = None,
+    rules: RulesOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a prompt."""
     import rzoo
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    lm = rzoo.load(model, dtype=dtype, policy=policy)
+    lm = _load(model, dtype, policy, mesh, rules)
     start = time.perf_counter()
     if as_json:
         answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw)
         seconds = time.perf_counter() - start
-        _print_json({"model": lm.source, **vars(answer), "seconds": round(seconds, 3)})
+        result = {"model": lm.source, **vars(answer), "seconds": round(seconds, 3)}
+        _say(json.dumps(result, ensure_ascii=False, indent=2))
         return
     answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw)
     try:
         for piece in answer:
-            print(piece, end="", flush=True)
+            _say(piece, end="")
     finally:  # also after Ctrl-C: what there is stays, and the line below says that it was cut
-        print()
-        print(f"rzoo: {answer.report()}", file=sys.stderr)
+        _say("")
+        _say(f"rzoo: {answer.report()}", file=sys.stderr)
 
 
 @app.command()
@@ -82,6 +89,26 @@ def bench(
 
     result = run(model, rounds=rounds)
     _print_json(result) if as_json else print(table(result))
+
+
+def _load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: str | None) -> Any:
+    """The model on the mesh that is asked for; where none is and there are several devices, on a chosen one."""
+    import jax
+
+    import rzoo
+    from rzoo.sharding.distributed import join_processes
+
+    join_processes()
+    several = mesh is None and rules is None and jax.device_count() > 1
+    return rzoo.load(model, dtype=dtype, policy=policy, mesh="auto" if several else mesh, rules=rules)
+
+
+def _say(text: str, **options: Any) -> None:
+    """Prints in the first of several processes, which all compute the same."""
+    import jax
+
+    if jax.process_index() == 0:
+        print(text, flush=True, **options)
 
 
 def _print_json(value: Any) -> None:

@@ -149,8 +149,9 @@ def attend_in_shares(
     q = jax.lax.all_gather(q, "group", axis=2, tiled=True)
     own = starts - jax.lax.axis_index("group") * s
     k, z = keys.shape[1], values.shape[3]
-    cut = lambda at, size: tuple(jax.lax.dynamic_slice_in_dim(a, at, size, axis=2) for a in (keys, values))  # noqa: E731
-    top, total, out = partial_sums(q, cut, k, s, z, own, scale, numerics)
+    part = lambda a, at, size: jax.lax.dynamic_slice_in_dim(a, at, size, axis=2)  # noqa: E731
+    block = lambda at, size: (part(keys, at, size), part(values, at, size))  # noqa: E731
+    top, total, out = partial_sums(q, block, k, s, z, own, scale, numerics)
     packed = jnp.concatenate([out, total[..., None], top[..., None]], axis=-1)  # [b, k, g, t, z + 2]
     b, _, _, t, wide = packed.shape
     by_head = packed.reshape(b, ways, -1, t, wide)

@@ -22,7 +22,7 @@ def parse_mesh(text: str) -> Sizes:
     sizes: Sizes = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
-        if not size.strip().isdigit() or name.strip() in sizes:
+        if not (name.strip() and size.strip().isdigit()) or name.strip() in sizes:
             raise RzooError(
                 f"mesh ({text}) must be sizes of different axes such as tensor=4,data=2", field="mesh", value=text
             )

@@ -107,25 +107,25 @@ def _filled(sizes: Sequence[int], bound: int) -> list[int]:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class PipelineCache:
-    """The caches of each group of rows, one a stage, all with the group's lengths."""
-
-    groups: tuple[tuple[Cache, ...], ...]
+class PipelineCache(Cache):
+    """Slots are the caches of each group of rows, one a stage, each with the lengths of its rows; its own are None."""
 
     @property
     def capacity(self) -> int:
         """Tokens that a row can hold."""
-        return next(leaf.shape[-2] for leaf in jax.tree.leaves(self.groups) if leaf.ndim > 1)
+        return next(leaf.shape[-2] for leaf in jax.tree.leaves(self.slots) if leaf.ndim > 1)
 
-    @property
-    def lengths(self) -> Array:
-        """Tokens in each row [b]."""
-        return jnp.asarray(np.concatenate([np.asarray(group[-1].lengths) for group in self.groups]))
+    def with_lengths(self, lengths: Any) -> "PipelineCache":
+        """The same entries, counted anew."""
+        new = np.asarray(lengths)
+        parts = zip(self.slots, rows_of(self), strict=True)
+        put = lambda cache, rows: cache.with_lengths(jax.device_put(new[rows], cache.lengths.sharding))  # noqa: E731
+        return PipelineCache(tuple(tuple(put(cache, rows) for cache in group) for group, rows in parts), None)
 
     def grown(self, capacity: int) -> "PipelineCache":
         """A copy with room for `capacity` tokens a row."""
         grow = lambda cache: cache.grown(capacity) if jax.tree.leaves(cache.slots) else cache  # noqa: E731
-        return PipelineCache(tuple(tuple(grow(cache) for cache in group) for group in self.groups))
+        return PipelineCache(tuple(tuple(grow(cache) for cache in group) for group in self.slots), None)
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,27 @@ class NewPipelineCache:
 
     def __call__(self, make: Callable[[int], Cache], batch: int) -> Any:
         """The form `new_cache`."""
-        parts = [[self._part(make, rows, stage) for stage in self.pipeline.stages] for rows in self._rows(batch)]
-        return PipelineCache(tuple(tuple(group) for group in parts))
+        return self._parts(lambda stage, rows: stage.forms.new_cache(_of_stage(make, stage), rows), batch)
 
-    def _rows(self, batch: int) -> list[int]:
-        return [len(rows) for rows in np.array_split(np.arange(batch), len(self.pipeline.stages)) if len(rows)]
+    def shapes(self, make: Callable[[int], Cache], batch: int) -> Any:
+        """The same without its arrays: shapes and shardings."""
+        of = lambda stage, rows: stage.forms.new_cache.shapes(_of_stage(make, stage), rows)  # noqa: E731
+        return self._parts(of, batch)
 
-    def _part(self, make: Callable[[int], Cache], rows: int, stage: Stage) -> Cache:
-        def cut(rows: int) -> Cache:
-            whole = make(rows)
-            return replace(whole, slots=whole.slots[stage.first : stage.stop])
+    def _parts(self, of: Callable[[Stage, int], Cache], batch: int) -> PipelineCache:
+        stages = self.pipeline.stages
+        rows = [len(group) for group in np.array_split(np.arange(batch), len(stages)) if len(group)]
+        return PipelineCache(tuple(tuple(of(stage, count) for stage in stages) for count in rows), None)
 
-        return stage.forms.new_cache(cut, rows)
+
+def _of_stage(make: Callable[[int], Cache], stage: Stage) -> Callable[[int], Cache]:
+    """`make` for the layers of one stage."""
+
+    def cut(rows: int) -> Cache:
+        whole = make(rows)
+        return replace(whole, slots=whole.slots[stage.first : stage.stop])
+
+    return cut
 
 
 @partial(jax.jit, static_argnames=("blueprint", "layers"), donate_argnames="cache")
@@ -232,11 +241,11 @@ def prefill_chunk(
 ) -> tuple[Array, PipelineCache]:
     """As step.prefill_chunk."""
     run, logits, groups = _Run(blueprint, params), [], []
-    for rows, caches in zip(_rows(cache), cache.groups, strict=True):
+    for rows, caches in zip(rows_of(cache), cache.slots, strict=True):
         x, caches = run.through(tokens[rows], caches)
         logits.append(run.logits(x, counts[rows]))
         groups.append(run.lengthened(caches, counts[rows]))
-    return jnp.concatenate(logits), PipelineCache(tuple(groups))
+    return jnp.concatenate(logits), PipelineCache(tuple(groups), None)
 
 
 def prefill_chunk_scored(
@@ -244,16 +253,16 @@ def prefill_chunk_scored(
 ) -> tuple[Array, PipelineCache]:
     """As step.prefill_chunk_scored."""
     run, logits, groups = _Run(blueprint, params), [], []
-    for rows, caches in zip(_rows(cache), cache.groups, strict=True):
+    for rows, caches in zip(rows_of(cache), cache.slots, strict=True):
         x, caches = run.through(tokens[rows], caches)
         logits.append(run.logits(x))
         groups.append(run.lengthened(caches, np.int32(tokens.shape[1])))
-    return jnp.concatenate(logits), PipelineCache(tuple(groups))
+    return jnp.concatenate(logits), PipelineCache(tuple(groups), None)
 
 
-def _rows(cache: PipelineCache) -> list[slice]:
+def rows_of(cache: PipelineCache) -> list[slice]:
     """The rows of each group."""
-    ends = np.cumsum([0, *(group[-1].lengths.shape[0] for group in cache.groups)])
+    ends = np.cumsum([0, *(group[-1].lengths.shape[0] for group in cache.slots)])
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
@@ -270,9 +279,9 @@ def decode(
     select: Any = greedy,
 ) -> tuple[Array, Array, PipelineCache]:
     """As step.decode, but that rows which ended take part until the last of `steps`."""
-    run, rows = _Run(blueprint, params), _rows(cache)
+    run, rows = _Run(blueprint, params), rows_of(cache)
     scores, left = [logits[r] for r in rows], [wanted[r] for r in rows]
-    groups, tokens = list(cache.groups), [[] for _ in rows]  # type: ignore[var-annotated]
+    groups, tokens = list(cache.slots), [[] for _ in rows]  # type: ignore[var-annotated]
     for i in range(int(min(steps, np.max(wanted)))):
         for g, caches in enumerate(groups):
             chosen, shown, more, left[g] = _choose(scores[g], key, i, left[g], stops, select=select)
@@ -280,12 +289,12 @@ def decode(
             scores[g] = _kept(run.logits(x, None), scores[g], more)
             groups[g] = run.lengthened(caches, more)
             tokens[g].append(shown)
-    return _table(tokens, len(logits), steps), jnp.concatenate(scores), PipelineCache(tuple(groups))
+    return jnp.asarray(_table(tokens, len(logits), steps)), jnp.concatenate(scores), PipelineCache(tuple(groups), None)
 
 
 @partial(jax.jit, static_argnames="select")
 def _choose(logits: Array, key: Array, i: Any, left: Array, stops: Array, *, select: Any) -> tuple[Array, ...]:
-    """One token a row: its id (0 for a finished row), the same with -1 there, 1 for a live row, what is left to take."""
+    """One token a row: its id (0 for a finished row), the same with -1 there, 1 for a live row, what is left."""
     chosen, live = select(logits, jax.random.fold_in(key, i)), left > 0
     after = jnp.where(jnp.isin(chosen, stops), 0, jnp.maximum(left - 1, 0))
     return jnp.where(live, chosen, 0), jnp.where(live, chosen, -1), live.astype(jnp.int32), jnp.where(live, after, 0)

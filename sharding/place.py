@@ -69,11 +69,22 @@ def held(config: Any, forms: Forms) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def put(place: Any, path: str, axes: tuple[str, ...], value: Any) -> Any:
-    """One weight, held whole by each process, on its devices."""
+    """One weight that lies on devices, moved to those where it belongs."""
     placement = place.of(path)
+    _check_blocks(placement, path, axes, value)
+    return jax.device_put(value, placement.weight(value, axes))
+
+
+def spread(placement: Placement, path: str, axes: tuple[str, ...], value: Any) -> Any:
+    """One weight that each process holds whole in main memory, on its devices."""
+    _check_blocks(placement, path, axes, value)
+    make = lambda a, on: jax.make_array_from_callback(a.shape, on, lambda index: a[index])  # noqa: E731
+    return jax.tree.map(make, value, placement.weight(value, axes))
+
+
+def _check_blocks(placement: Placement, path: str, axes: tuple[str, ...], value: Any) -> None:
     if isinstance(value, Quantized):
         placement.check_blocks(path, value, axes)
-    return jax.device_put(value, placement.weight(value, axes))
 
 
 def forms_on(placement: Placement, forms: Forms) -> Forms:
@@ -100,19 +111,23 @@ def forms_on(placement: Placement, forms: Forms) -> Forms:
 
 @dataclass(frozen=True)
 class NewCache:
-    """Makes empty caches, all zeros, each device its own part. unplaced: the forms of the model before it was placed."""
+    """Makes empty caches, all zeros, each device its own part. unplaced: the model's forms before it was placed."""
 
     placement: Placement
     unplaced: Forms
 
     def __call__(self, make: Callable[[int], Cache], batch: int) -> Cache:
         """The form `new_cache`."""
-        cache = jax.eval_shape(lambda: make(batch)).placed(self._zeros)
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype, device=a.sharding), self.shapes(make, batch))
+
+    def shapes(self, make: Callable[[int], Cache], batch: int) -> Cache:
+        """The same without its arrays: shapes and shardings."""
+        cache = jax.eval_shape(lambda: make(batch)).placed(self._shape)
         if self.placement.axes_of("s") is None:
             return cache
         split = lambda slot: SplitSlot(slot.keys, slot.values, self.placement) if isinstance(slot, Slot) else slot  # noqa: E731
         return replace(cache, slots=tuple(split(slot) for slot in cache.slots))
 
-    def _zeros(self, shape: Any, axes: str) -> jax.Array:
-        sharding = self.placement.shardings(self.placement.spec(axes, shape.shape))
-        return jnp.zeros(shape.shape, shape.dtype, device=sharding)
+    def _shape(self, array: Any, axes: str) -> Any:
+        sharding = self.placement.shardings(self.placement.spec(axes, array.shape))
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)

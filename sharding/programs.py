@@ -16,7 +16,7 @@ from rzoo.sharding import pipeline
 
 @dataclass(frozen=True)
 class Programs:
-    """The functions of models/step.py, each compiled once for a blueprint and shapes; caches given to them are used up."""
+    """The functions of models/step.py, each compiled once for a blueprint and shapes; they use up their caches."""
 
     forward: Callable[..., Any]
     forward_captured: Callable[..., Any]

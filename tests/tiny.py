@@ -47,3 +47,21 @@ TINY = {
     ),
     "deepseek-dense": replace(V3, experts=None, rope=DefaultRope(), tied=True),
 }
+
+# Sizes that every rule table divides on 2, 4 and 8 devices.
+EVEN = {"vocab_size": 96, "width": 32, "ffn_width": 64, "layers": 4, "heads": 8, "context": 2048}
+
+DIVISIBLE = {
+    "llama": LlamaConfig(**EVEN, kv_heads=8, head_width=8),
+    "deepseek-v3": DeepSeekConfig(
+        **EVEN,
+        q_rank=16,
+        kv_rank=16,
+        nope_width=8,
+        rope_width=4,
+        value_width=8,
+        experts=ExpertsConfig(
+            count=16, active=2, width=16, dense_layers=1, routing=SigmoidRouting(groups=4, kept_groups=2, scale=2.5)
+        ),
+    ),
+}

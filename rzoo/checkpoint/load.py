@@ -14,27 +14,50 @@ from rzoo.compile.kernels import default_forms
 from rzoo.compile.precision import numerics_of
 from rzoo.core import RzooError, dtype_named
 from rzoo.handle import LM, About
+from rzoo.models.forms import Forms
 from rzoo.models.registry import Params, abstract_weights, always_float32, count_parameters
-from rzoo.sharding.fit import free_memory, in_gib, largest_weight_bytes, weight_bytes
+from rzoo.models.weights import Numerics
+from rzoo.sharding.choose import choose, implied_rules
+from rzoo.sharding.distributed import join_processes
+from rzoo.sharding.fit import device_bytes, free_memory, in_gib, largest_weight_bytes, weight_bytes
+from rzoo.sharding.mesh import Sizes, checked_sizes, parse_mesh
+from rzoo.sharding.pipeline import Pipeline
+from rzoo.sharding.place import forms_for, held as held_weights, spread
+from rzoo.sharding.placement import Placement
 
 
-def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool = False) -> LM:
+def load(
+    source: str,
+    dtype: Any = None,
+    policy: str = "exact",
+    *,
+    mesh: Sizes | str | None = None,
+    rules: str | None = None,
+    kv: str = "split",
+    quiet: bool = False,
+) -> LM:
     """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
     "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
-    policy: "exact" computes in float32, "stored" in the held type with float32 sums. One line on what will be loaded
-    goes to stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too
-    large.
+    policy: "exact" computes in float32, "stored" in the held type with float32 sums. mesh: sizes such as {"data": 2,
+    "tensor": 4}, or "auto" for what `choose` takes of all devices; None is one device. Each device's part is read from
+    the file by itself. rules: such as "tensor×data" (x will do); None are those with the mesh's axes. kv: as in
+    sharding.place. One line on what will be loaded goes to stderr before weights are read, unless quiet. Raises
+    RzooError for whatever is absent, malformed or too large.
     """
+    join_processes()
     located = locate(source)
     opened = open_checkpoint(located.path)
     _check_preset(located, opened.config)
-    held = choose_dtype(opened, dtype, located.name)
-    forms = default_forms(numerics_of(policy, opened.dtype if held == "fp8" else held))
+    wanted, chosen = _mesh_for(opened, mesh, rules)
+    forms = forms_for(opened.config, *wanted, default_forms(Numerics()), kv=kv) if wanted else None
+    held = choose_dtype(opened, dtype, located.name, forms.place if forms else None)
+    own = default_forms(numerics_of(policy, opened.dtype if held == "fp8" else held))
+    forms = forms_for(opened.config, *wanted, own, kv=kv) if wanted else own
     use_compile_cache()
-    if not quiet:
-        for line in (*opened.warnings, _announcement(located, opened, held)):
+    if not quiet and jax.process_index() == 0:
+        for line in (*opened.warnings, *chosen, _announcement(located, opened, held)):
             print(f"rzoo: {line}", file=sys.stderr)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
     about = About(
@@ -45,7 +68,22 @@ def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool =
         stops=opened.stops,
         recommended=opened.recommended,
     )
-    return LM(opened.config, read_weights(opened, held, located.name), forms, policy, about)
+    params = read_weights(opened, held, located.name, forms)
+    return LM(opened.config, params, forms, policy, about, getattr(forms.place, "mesh", None))
+
+
+def _mesh_for(
+    opened: Opened, mesh: Sizes | str | None, rules: str | None
+) -> tuple[tuple[Sizes, str] | None, tuple[str, ...]]:
+    """The mesh and rules to load on, None for one device, and a line on them where they were chosen."""
+    if mesh is None and rules is None:
+        return None, ()
+    if mesh in (None, "auto"):
+        count = jax.device_count()
+        choice = choose(opened.config, count, rules=rules, dtype=opened.dtype, free=free_memory())
+        return (choice.mesh, choice.rules), (f"chosen for {count} devices: {choice}",)
+    sizes = parse_mesh(mesh) if isinstance(mesh, str) else checked_sizes(mesh or {})
+    return (sizes, rules or implied_rules(sizes)), ()
 
 
 def _check_preset(located: Located, config: Any) -> None:
@@ -58,8 +96,11 @@ def _check_preset(located: Located, config: Any) -> None:
         )
 
 
-def choose_dtype(opened: Opened, asked: Any, name: str) -> str:
-    """The type to hold weights in; RzooError with the sizes that would fit where the wanted one does not."""
+def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> str:
+    """The type to hold weights in; RzooError with the sizes that would fit where the wanted one does not.
+
+    place: where they will lie, None for the default device.
+    """
     if asked == "fp8" and opened.fp8_bytes is None:
         raise RzooError(
             f"dtype (fp8): {name} has no weights in FP8 blocks, most of it is {opened.bits}",
@@ -74,7 +115,7 @@ def choose_dtype(opened: Opened, asked: Any, name: str) -> str:
     sizes = {}
     for candidate in dict.fromkeys(wanted):
         stored = opened.dtype if candidate == "fp8" else candidate
-        sizes[candidate] = held_bytes(opened, candidate) + largest_weight_bytes(opened.config, stored)
+        sizes[candidate] = needed_bytes(opened, candidate, place) + largest_weight_bytes(opened.config, stored)
         if free is None or sizes[candidate] <= free:
             return candidate
     needs = ", ".join(f"{in_gib(size)} in {candidate}" for candidate, size in sizes.items())
@@ -94,20 +135,50 @@ def held_bytes(opened: Opened, held: str) -> int:
     return opened.fp8_bytes or 0 if held == "fp8" else weight_bytes(opened.config, held)
 
 
+def needed_bytes(opened: Opened, held: str, place: Any) -> int:
+    """What weights take of the memory that free_memory counts: of a device, or of the host whose devices share it."""
+    if place is None:
+        return held_bytes(opened, held)
+    on_one = device_bytes(opened.config, opened.dtype if held == "fp8" else held, place)
+    local = [d for d in place.mesh.devices.flat if d.process_index == jax.process_index()]
+    return on_one * len(local) if jax.default_backend() == "cpu" else on_one
+
+
 def _announcement(located: Located, opened: Opened, held: str) -> str:
     count = count_parameters(opened.config)
     size = in_gib(held_bytes(opened, held))
     return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
 
 
-def read_weights(opened: Opened, dtype: str, name: str) -> Params:
+def read_weights(opened: Opened, dtype: str, name: str, forms: Forms) -> Params:
     """All weights, one tensor at a time: beside those placed, memory holds at most one more."""
     _check_copies(opened)
-    paths = list(abstract_weights(opened.config))
     params: Params = {}
-    for path in _with_progress(paths, name, held_bytes(opened, dtype)):
-        params[path] = jax.device_put(opened.read(path, "float32" if path in always_float32(opened.config) else dtype))
+    wanted = held_weights(opened.config, forms)
+    for path, weight, axes in _with_progress(wanted, name, held_bytes(opened, dtype)):
+        own = "float32" if weight in always_float32(opened.config) else dtype
+        if isinstance(forms.place, Placement | Pipeline):
+            params[path] = _read_onto(forms.place.of(path), opened, weight, axes, own)
+        else:
+            params[path] = jax.device_put(opened.read(weight, own))
     return params
+
+
+def _read_onto(placement: Placement, opened: Opened, path: str, axes: tuple[str, ...], dtype: Any) -> Any:
+    """One weight on a mesh: each part read for itself where the file allows it, once for all devices that hold it."""
+    shape = abstract_weights(opened.config)[path][1].shape
+    if opened.read_part is None:
+        return spread(placement, path, axes, opened.read(path, dtype))
+    read_part, parts = opened.read_part, {}
+
+    def part(index: Any) -> np.ndarray:
+        key = str(index)
+        if key not in parts:
+            parts[key] = read_part(path, index, dtype)
+        return parts[key]
+
+    abstract = jax.ShapeDtypeStruct(shape, dtype)
+    return jax.make_array_from_callback(shape, placement.weight(abstract, axes), part)
 
 
 def _check_copies(opened: Opened) -> None:
@@ -123,7 +194,7 @@ def _check_copies(opened: Opened) -> None:
             )
 
 
-def _with_progress(paths: list[str], name: str, size: int):
+def _with_progress(paths: list[Any], name: str, size: int):
     """A bar on stderr where a person is watching and the load takes long enough to see."""
     if size < 2**30 or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return paths

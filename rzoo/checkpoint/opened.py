@@ -1,6 +1,6 @@
 """Checkpoints whose headers were read and checked, of either form: a folder in Hugging Face form, a GGUF file."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rzoo.checkpoint.safetensors_file import TensorInfo
 from rzoo.core import RzooError
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
+from rzoo.models.names import file_slices
 from rzoo.models.registry import abstract_weights, config_from_hf
 from rzoo.models.weights import Quantized
 from rzoo.tokenizer import Tokenizer
@@ -38,6 +39,8 @@ class Opened:
     read(path, dtype) gives a weight in its logical shape; with dtype "fp8" one that the file has in FP8 blocks as
     Quantized, and any other in `dtype`. bits: how most of the file is stored. dtype: the type to hold it in where
     float32 does not fit. fp8_bytes: what it takes held as "fp8", None where the file has no FP8 blocks.
+    read_part(path, index, dtype): the part of a weight that slices of its logical axes name, reading little more; None
+    where the file can be read by whole tensors only.
     """
 
     config: Any
@@ -51,6 +54,7 @@ class Opened:
     recommended: dict[str, Any]
     warnings: tuple[str, ...] = ()
     fp8_bytes: int | None = None
+    read_part: Callable[[str, tuple[slice, ...], Any], np.ndarray] | None = None
 
 
 def open_checkpoint(path: Path) -> Opened:
@@ -77,6 +81,10 @@ def opened_folder(path: Path) -> Opened:
             return _read_blocks(folder, source, shape)
         return _read_dense(folder, source, shape, HELD.get(stored, "bfloat16") if dtype == "fp8" else dtype)
 
+    def read_part(weight: str, index: tuple[slice, ...], dtype: Any) -> np.ndarray:
+        axes, shape = abstract_weights(config)[weight]
+        return _read_part(folder, matched.tensors[weight], axes, shape.shape, index, dtype)
+
     tokenizer = Tokenizer.from_file(path) if (path / "tokenizer.json").is_file() else None
     return Opened(
         config=config,
@@ -90,6 +98,7 @@ def opened_folder(path: Path) -> Opened:
         recommended={k: v for k, v in folder.generation_config.items() if k in ("temperature", "top_p", "top_k")},
         warnings=(*folder.warnings, *skipped),
         fp8_bytes=sum(info.nbytes for info in used.values()) if has_blocks else None,
+        read_part=None if has_blocks else read_part,
     )
 
 
@@ -102,6 +111,24 @@ def _read_dense(folder: HFFolder, source: Source, shape: tuple[int, ...], dtype:
         else:
             folder.read_into(name, place)
     return out.reshape(shape) if source.stacked else source.taken(out[0], shape)
+
+
+def _read_part(
+    folder: HFFolder, source: Source, axes: Sequence[str], shape: tuple[int, ...], index: tuple[slice, ...], dtype: Any
+) -> np.ndarray:
+    """The part of a weight of logical `shape` that `index` names."""
+    bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+    size = tuple(stop - start for start, stop in bounds)
+    if source.stacked:
+        names = source.names[slice(*bounds[0])]
+        inner = file_slices(axes[1:], shape[1:], bounds[1:])
+        return np.stack([folder.read_slice(name, inner, dtype) for name in names]).reshape(size)
+    if source.part is None:
+        return folder.read_slice(source.names[0], file_slices(axes, shape, bounds), dtype).reshape(size)
+    heads, per_head = slice(*bounds[0]), source.shape[0] // shape[0]
+    rows = folder.read_slice(source.names[0], (slice(heads.start * per_head, heads.stop * per_head),), dtype)
+    own = rows.reshape(size[0], per_head, *shape[2:])[:, slice(*source.part)]
+    return own[(slice(None), *(slice(*b) for b in bounds[1:]))]
 
 
 def _read_blocks(folder: HFFolder, source: Source, shape: tuple[int, ...]) -> Quantized:

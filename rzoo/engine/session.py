@@ -15,6 +15,7 @@ import numpy as np
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.cache import Cache
+from rzoo.sharding.fit import check_cache_fits
 from rzoo.sharding.programs import on_host, programs_of
 
 CHUNKS = (512, 128, 32)  # lengths in which prompts are read; the last piece is padded to the shortest that holds it
@@ -41,6 +42,7 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int) -> State:
     ids = np.zeros((len(prompts), sum(pieces)), np.int32)
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = prompt
+    check_cache_fits(lm.blueprint, len(prompts), capacity)
     cache = lm.blueprint.empty_cache(len(prompts), capacity)
     logits, start = None, 0
     for size in pieces:
