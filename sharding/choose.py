@@ -32,8 +32,8 @@ class Choice:
 def choose(config: Any, devices: int, *, rules: str | None = None, dtype: Any = "bfloat16", free: Any = None) -> Choice:
     """The mesh of up to `devices` devices that decodes one row fastest: least bytes read and received a device.
 
-    rules: those to choose a mesh of most devices for; None compares all. free: bytes that a device can hold; what does not fit is not
-    chosen where anything does. Raises RzooError where not even one device works.
+    rules: those to choose a mesh of most devices for; None compares all. free: bytes that a device can hold; what does
+    not fit is not chosen where anything does. Raises RzooError where not even one device works.
     """
     found = []
     for name in [table(rules).name] if rules else RULES:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -221,7 +222,7 @@ def test_long_chunks_are_written_across_the_borders_of_a_split_cache(grouped):
     assert rzoo.generate(lm, [prompt], max_new_tokens=4) == rzoo.generate(grouped.lm, [prompt], max_new_tokens=4)
 
 
-def mixture():
+def mixture() -> tuple[Any, ...]:
     """x, indices, weights of 2048 tokens spread evenly, and the weights of 16 experts."""
     n, d, f, e, rng = 2048, 32, 16, 16, np.random.default_rng(0)
     indices = np.stack([np.arange(n) % e, (np.arange(n) * 3 + 1) % e], axis=1)

@@ -1,6 +1,7 @@
 """A tiny config of each family: what the laws are tested on. A registered family without one fails a test."""
 
 from dataclasses import replace
+from typing import Any
 
 from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
 from rzoo.models.llama import LlamaConfig
@@ -51,7 +52,7 @@ TINY = {
 # Sizes that every rule table divides on 2, 4 and 8 devices.
 EVEN = {"vocab_size": 96, "width": 32, "ffn_width": 64, "layers": 4, "heads": 8, "context": 2048}
 
-DIVISIBLE = {
+DIVISIBLE: dict[str, Any] = {
     "llama": LlamaConfig(**EVEN, kv_heads=8, head_width=8),
     "deepseek-v3": DeepSeekConfig(
         **EVEN,
