@@ -38,7 +38,7 @@ class Forms:
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py. norm(x, scale, eps). place(x, axes): where an activation with these
     logical axes lives. capture: which observations (CAPTURES) are passed to nnx.Module.sow; those not named are never
-    traced.
+    traced. stacked: programs run equal neighbouring layers as one loop (stacking.py), but where something is captured.
     """
 
     numerics: Numerics = Numerics()
@@ -48,6 +48,7 @@ class Forms:
     norm: Callable[..., Array] = rms_norm
     place: Callable[[Array, str], Array] = keep_placement
     capture: tuple[str, ...] = ()
+    stacked: bool = False
 
     def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:
         """Sows value() as the Intermediate `name` of `module` where `name` is to be captured."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rzoo
-from rzoo.models import layers, llama, rope, step
+from rzoo.models import layers, llama, nemotron, rope, step
 from rzoo.models.rope import DefaultRope
 from tests.goldens import GOLDEN, reference
 

@@ -22,6 +22,9 @@ COUNTS = {
     "deepseek-r1-distill-llama-8b": 8_030_261_248,
     "deepseek-r1-distill-llama-70b": 70_553_706_496,
     "llama-3.1-nemotron-nano-8b-v1": 8_030_261_248,
+    "llama-3.3-nemotron-super-49b-v1": 49_867_145_216,
+    "llama-3.3-nemotron-super-49b-v1.5": 49_867_145_216,
+    "llama-3.1-nemotron-ultra-253b-v1": 253_401_268_224,
 }
 
 

@@ -12,6 +12,7 @@ from rzoo.checkpoint.huggingface import HFFolder, open_folder
 from rzoo.checkpoint.names import Match, match
 from rzoo.core import RzooError
 from rzoo.models.llama import LlamaConfig
+from rzoo.models.nemotron import NemotronConfig
 from rzoo.models.registry import abstract_weights, config_from_hf
 from rzoo.tokenizer import Tokenizer
 
@@ -19,8 +20,12 @@ from rzoo.tokenizer import Tokenizer
 HELD = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
 
 # general.architecture -> reader of its metadata. In TURNED ones, q and k have rotary pairs interleaved.
-ARCHITECTURES: dict[str, Callable[..., Any]] = {"llama": LlamaConfig.from_gguf, "qwen2": LlamaConfig.from_gguf}
-TURNED = ("llama",)
+ARCHITECTURES: dict[str, Callable[..., Any]] = {
+    "llama": LlamaConfig.from_gguf,
+    "qwen2": LlamaConfig.from_gguf,
+    "deci": NemotronConfig.from_gguf,
+}
+TURNED = ("llama", "deci")
 
 
 @dataclass(frozen=True)
