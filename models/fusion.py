@@ -1,8 +1,8 @@
 """FFN fusion: a run of feed-forward layers without attention between them as one wide layer.
 
-Source: FFN Fusion (Bercovich et al. 2025). A run x_{k+1} = x_k + F_k(norm_k(x_k)) becomes x + sum_k F_k(norm_k(x)): every
-part reads the run's input. That sum is computed exactly; it only approximates the run. In Ultra, 49 layers of the
-405B model went into four.
+Source: FFN Fusion (Bercovich et al. 2025). A run x_{k+1} = x_k + F_k(norm_k(x_k)) becomes x + sum_k F_k(norm_k(x)), in
+which every part reads the run's input. The sum is computed exactly, and only comes close to the run. In Ultra, 49
+layers of the 405B model went into four.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ PARTS = ("mlp_norm.scale", "mlp.gate", "mlp.up", "mlp.down")
 
 
 def fusable_runs(config: NemotronConfig) -> tuple[tuple[int, ...], ...]:
-    """All longest runs of two or more feed-forward layers without attention; the paper leaves the last of each alone."""
+    """The longest runs of two or more feed-forward layers without attention; the paper leaves the last of each out."""
     found: list[tuple[int, ...]] = []
     for i, block in enumerate(config.blocks):
         if block.attention is None and isinstance(block.ffn, FeedForwardSpec):
@@ -29,9 +29,7 @@ def fusable_runs(config: NemotronConfig) -> tuple[tuple[int, ...], ...]:
     return tuple(run for run in found if len(run) > 1)
 
 
-def fuse_ffns(
-    config: NemotronConfig, params: Params, runs: Sequence[Sequence[int]]
-) -> tuple[NemotronConfig, Params]:
+def fuse_ffns(config: NemotronConfig, params: Params, runs: Sequence[Sequence[int]]) -> tuple[NemotronConfig, Params]:
     """The model with each of `runs` (numbers of neighbouring layers) as one layer that computes their parallel sum.
 
     It takes the place of the run's last layer, the others hold nothing: layers keep their numbers. Each norm's scale is

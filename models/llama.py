@@ -177,7 +177,13 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """A decoder: token ids [b, t] to float32 logits [b, t, v]. rngs None: shapes alone, to be filled by `assemble`."""
+    """A decoder: token ids [b, t] to float32 logits [b, t, v]. rngs None: shapes alone, to be filled by `assemble`.
+
+    The decoder of other families, too: config and layers may be theirs.
+    """
+
+    config: Any
+    layers: Any
 
     def __init__(self, config: LlamaConfig, *, forms: Forms = Forms(), rngs: nnx.Rngs | None):
         self.embed = weight("vd", (config.vocab_size, config.width), rngs, scale=1.0)

@@ -1,8 +1,8 @@
 """Llama-Nemotron Super and Ultra (nemotron-nas, GGUF arch deci): a Llama decoder with one block layout per layer.
 
-Sources: Puzzle (Bercovich et al. 2024), FFN Fusion (2025), Llama-Nemotron (2025). Each layer's attention is grouped, one
-linear map, or absent, and so is its feed-forward part. A part that is absent has no norm either, and a layer without
-attention keeps no keys and values; the residual stream goes through unchanged. All else is Llama's.
+Sources: Puzzle (Bercovich et al. 2024), FFN Fusion (2025), Llama-Nemotron (2025). A layer's attention is grouped, or
+one linear map, or absent; its feed-forward part is gated, or one linear map, or absent. What is absent has no norm
+either, and a layer without grouped attention keeps no keys and values. All else is Llama's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -202,7 +202,9 @@ def _read_blocks(hf: HFConfig, heads: int, width: int) -> tuple[BlockSpec, ...]:
     if not isinstance(entries, list):
         raise hf.wrong("block_configs", entries, "must be a list with one object for each layer")
     if len(entries) != hf.count("num_hidden_layers"):
-        raise hf.wrong("num_hidden_layers", hf.get("num_hidden_layers"), f"but block_configs has {len(entries)} entries")
+        raise hf.wrong(
+            "num_hidden_layers", hf.get("num_hidden_layers"), f"but block_configs has {len(entries)} entries"
+        )
     return tuple(_read_block(_Part(hf, f"block_configs[{i}]", entry), heads, width) for i, entry in enumerate(entries))
 
 
@@ -212,7 +214,7 @@ class _Part(HFConfig):
     def __init__(self, parent: HFConfig, name: str, fields: Any):
         if not isinstance(fields, Mapping):
             raise parent.wrong(name, fields, "must be an object")
-        super().__init__(fields, f"{parent.where}: {name}" if isinstance(parent, _Part) else f"{parent.where}: {name}")
+        super().__init__(fields, f"{parent.where}: {name}")
 
     def only(self, known: Sequence[str]) -> None:
         """Raises RzooError for the first other field that is set: it would change what is computed."""
@@ -323,7 +325,7 @@ def _gguf_array(meta: HFConfig, name: str) -> list[int]:
 
 
 class LinearMap(nnx.Module):
-    """The matrix in the place of a part. Its rows are called f: no weight has one axis twice, and they split as f does."""
+    """The matrix in the place of a part. Its rows are called f: no weight has an axis twice, and they split alike."""
 
     def __init__(self, width: int, *, forms: Forms, rngs: nnx.Rngs | None):
         self.linear = weight("fd", (width, width), rngs)
@@ -338,9 +340,9 @@ class Block(nnx.Module):
 
     def __init__(self, spec: BlockSpec, config: NemotronConfig, *, forms: Forms, rngs: nnx.Rngs | None):
         norm = lambda part: None if part is None else _norm(config, forms, rngs)  # noqa: E731
-        self.attention_norm = norm(spec.attention)
+        self.attention_norm: Any = norm(spec.attention)
         self.attention = _attention(spec.attention, config, forms, rngs)
-        self.mlp_norm = norm(spec.ffn)
+        self.mlp_norm: Any = norm(spec.ffn)
         self.mlp = _feed_forward(spec.ffn, config, forms, rngs)
         self.forms = forms
 
@@ -408,7 +410,8 @@ class Nemotron(llama.Llama):
 
 def empty_cache(config: NemotronConfig, batch: int, capacity: int, dtype: Any) -> Cache:
     """A cache for `batch` rows of up to `capacity` tokens. A layer without grouped attention has None for a slot."""
-    width, slots = config.head_width, []
+    width = config.head_width
+    slots: list[Slot | None] = []
     for block in config.blocks:
         if isinstance(block.attention, GroupedAttentionSpec):
             slots += empty_slots(1, batch, block.attention.kv_heads, capacity, width, width, dtype)

@@ -102,7 +102,7 @@ def set_weight(module: nnx.Module, path: str, value: Any, axes: tuple[str, ...])
     parent: Any = module
     for part in parents:
         parent = parent[int(part)] if part.isdigit() else getattr(parent, part)
-    kind = FrozenWeight if isinstance(value, Storage) else Weight
+    kind = FrozenWeight if isinstance(value, Storage) else type(getattr(parent, name))
     setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
 
 

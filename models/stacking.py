@@ -1,8 +1,8 @@
 """Runs of equal layers as one loop: their weights stacked on a leading axis l and scanned, their slots likewise.
 
-A transformation of a model's state, not a second model: `stack` and `unstack` turn parameters under per-layer names into
-stacked ones and back, and `assemble_stacked` puts one `Stack` in the place of each run. Programs compile several times
-faster that way. Layers without weights (Ultra has 81) compute nothing: they neither belong to a run nor end one.
+A transformation of a model's state, not a second model: `stack` and `unstack` turn parameters under per-layer names
+into stacked ones and back, and `assemble_stacked` puts one `Stack` in the place of each run. Programs compile several
+times faster that way. Layers without weights (Ultra has 81) compute nothing: they belong to no run and end none.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ def long_runs(config: Any) -> tuple[Run, ...]:
 
 
 def stacked_weights(config: Any) -> Mapping[str, tuple[tuple[str, ...], ShapeDtypeStruct]]:
-    """Our path -> (logical axes, shape) of the weights of a stacked model: abstract_weights with l before each run's."""
+    """Our path -> (logical axes, shape) of every weight of a stacked model; those of runs have l first."""
     in_run = {f"layers.{i}." for run in long_runs(config) for i in run.layers}
     found = {p: w for p, w in abstract_weights(config).items() if not p.startswith(tuple(in_run))}
     for run in long_runs(config):

@@ -7,10 +7,10 @@ import pytest
 import rzoo
 from rzoo.engine.session import prefill
 from rzoo.models import step
-from tests.goldens import GOLDEN, LLAMAS, NEMOTRON, in_old_spelling, reference
+from tests.goldens import GOLDEN, LLAMAS, NEMOTRONS, in_old_spelling, reference
 
 
-@pytest.fixture(scope="module", params=(*LLAMAS, NEMOTRON))
+@pytest.fixture(scope="module", params=LLAMAS + NEMOTRONS)
 def golden(request):
     """(name, handle, reference)."""
     return request.param, rzoo.load(str(GOLDEN / request.param), quiet=True), reference(request.param)
@@ -33,10 +33,9 @@ def test_captured_hidden_states_are_those_of_the_reference(golden):
         np.testing.assert_allclose(probabilities.sum(-1), 1.0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LLAMAS)
-def test_the_old_spelling_of_the_config_gives_the_same_model(name, tmp_path):
-    old = rzoo.load(str(in_old_spelling(name, tmp_path / name)), quiet=True)
-    assert old.config == rzoo.load(str(GOLDEN / name), quiet=True).config
+def test_the_old_spelling_of_the_config_gives_the_same_model(golden, tmp_path):
+    name, lm, _ = golden
+    assert rzoo.load(str(in_old_spelling(name, tmp_path / name)), quiet=True).config == lm.config
 
 
 def test_prefill_and_single_steps_give_the_logits_of_the_whole(golden):
