@@ -162,6 +162,5 @@ def _write_back(whole: Array, part: Array, layer: Array, starts: Array, t: int) 
     if part.shape[0] == 1:  # one row: plain slices; the general form lowers to a gather and a scatter
         new = jax.lax.dynamic_slice_in_dim(part, starts[0], t, axis=2)
         return jax.lax.dynamic_update_slice(whole, new[None], (layer, 0, 0, starts[0], 0))
-    new = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, t, axis=1))(part, starts)
-    put = lambda rows, new, start: jax.lax.dynamic_update_slice(rows, new[None], (layer, 0, start, 0))  # noqa: E731
-    return jax.vmap(put, in_axes=(1, 0, 0), out_axes=1)(whole, new, starts)
+    rows, at = jnp.arange(part.shape[0])[:, None], starts[:, None] + jnp.arange(t)
+    return whole.at[layer, rows, :, at].set(part[rows, :, at])

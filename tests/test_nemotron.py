@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import gguf
@@ -141,16 +139,6 @@ def test_blocks_and_runs_are_those_counted_in_the_published_config(alias, shared
     assert [len(run.layers) for run in found] == lengths
     assert (len({run.weights for run in found}), len(found)) == (distinct, count)
     assert len({b for b in raw if b[:2] != (True, True)}) == distinct
-
-
-def test_the_command_prints_a_layout():
-    command = [sys.executable, "-m", "rzoo", "models", "--layout"]
-    text = subprocess.run([*command, "super-49b"], capture_output=True, text=True, check=True).stdout
-    assert "80 layers, 8 distinct blocks in 25 runs, 49 with keys and values" in text
-    assert "12-41" in text
-    ultra = json.loads(subprocess.run([*command, "ultra-253b", "--json"], capture_output=True, check=True).stdout)
-    assert (ultra["layers"], ultra["distinct_blocks"], len(ultra["runs"]), ultra["kv_slots"]) == (162, 15, 32, 64)
-    assert {"block": "mlp f=425984", "layers": [134]} in ultra["runs"]
 
 
 # Readers.

@@ -9,6 +9,7 @@ from rzoo.checkpoint.huggingface import write_folder
 from rzoo.handle import LM
 from rzoo.models.names import file_shape, named
 from rzoo.models.registry import abstract_weights, family_of
+from rzoo.models.stacking import unstack
 
 
 def export(lm: LM, folder: str | Path, *, overwrite: bool = False, max_shard_bytes: int = 5 * 10**9) -> Path:
@@ -35,6 +36,6 @@ def export(lm: LM, folder: str | Path, *, overwrite: bool = False, max_shard_byt
 
 
 def _tensors(lm: LM) -> Iterator[tuple[str, np.ndarray]]:
-    table = family_of(lm.config).names
+    table, params = family_of(lm.config).names, unstack(lm.config, lm.params)
     for path, (axes, weight) in abstract_weights(lm.config).items():
-        yield named(table, path).hf, np.asarray(lm.params[path]).reshape(file_shape(axes, weight.shape))
+        yield named(table, path).hf, np.asarray(params[path]).reshape(file_shape(axes, weight.shape))
