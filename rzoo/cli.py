@@ -101,7 +101,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Compare speed with transformers and llama.cpp on this machine, in interleaved runs."""
-    from rzoo.bench import bench as run, table
+    from rzoo.bench.compare import bench as run, table
 
     result = run(model, rounds=rounds)
     _print_json(result) if as_json else print(table(result))

@@ -28,11 +28,14 @@ def programs(lm):
     ids, counts = jnp.zeros((2, 32), jnp.int32), jnp.full(2, 32, jnp.int32)
     cache = lm.blueprint.empty_cache(2, 1024)
     logits, stops = jnp.zeros((2, lm.config.vocab_size)), jnp.zeros(1, jnp.int32)
-    decode = lambda p, c: step.decode(lm.blueprint, p, logits, c, jax.random.key(0), counts, stops, steps=4)  # noqa: E731
+    key = jax.random.key(0)
     return {
         "forward": (lambda p: step.forward(lm.blueprint, p, ids), (lm.params,)),
         "prefill": (lambda p, c: step.prefill_chunk(lm.blueprint, p, ids, counts, c), (lm.params, cache)),
-        "decode": (decode, (lm.params, cache)),
+        "decode": (
+            lambda p, c: step.decode(lm.blueprint, p, logits, c, key, counts, stops, steps=4),
+            (lm.params, cache),
+        ),
     }
 
 

@@ -1,0 +1,65 @@
+"""Small GGUF files made from the golden checkpoints, as converters write them."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+from rzoo.models.names import named
+from rzoo.models.registry import abstract_weights, family_of
+from tests.goldens import GOLDEN
+
+F32 = gguf.GGMLQuantizationType.F32
+
+
+def turned(matrix: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head from pairs (i, i + width/2) to pairs (2i, 2i+1), as in files of architecture llama."""
+    return matrix.reshape(heads, 2, -1, *matrix.shape[1:]).swapaxes(1, 2).reshape(matrix.shape)
+
+
+def write_llama(
+    path: Path, golden: str, config, *, kind=gguf.GGMLQuantizationType.F32, rope_freqs=None, **changes
+) -> Path:
+    """A golden checkpoint with its config as a GGUF file; `changes` replace metadata keys (None drops one)."""
+    arch = config.kind
+    writer = gguf.GGUFWriter(path, arch)
+    metadata = {
+        f"{arch}.block_count": config.layers,
+        f"{arch}.context_length": config.context,
+        f"{arch}.embedding_length": config.width,
+        f"{arch}.feed_forward_length": config.ffn_width,
+        f"{arch}.attention.head_count": config.heads,
+        f"{arch}.attention.head_count_kv": config.kv_heads,
+        f"{arch}.vocab_size": config.vocab_size,
+    }
+    for key, value in (metadata | changes).items():
+        if value is not None:
+            writer.add_uint32(key, value)
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", config.norm_eps)
+    writer.add_float32(f"{arch}.rope.freq_base", config.rope.theta)
+    _add_tokenizer(writer, config.vocab_size)
+    tensors = load_file(GOLDEN / golden / "model.safetensors")
+    for our_path in abstract_weights(config):
+        row = named(family_of(config).names, our_path)
+        array = tensors[row.hf]
+        if row.turned and arch == "llama":
+            array = turned(array, config.heads if ".attention.q" in our_path else config.kv_heads)
+        stored = kind if array.ndim == 2 else F32
+        writer.add_tensor(row.gguf, gguf.quants.quantize(array, stored), raw_dtype=stored)
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(rope_freqs, np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
+    """A vocabulary of single characters, byte-level as gpt2's."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*(chr(33 + i) for i in range(94)), "ab", "Ġ", "</s>"][-size:])
+    writer.add_token_types([1] * (size - 1) + [3])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(size - 1)

@@ -1,0 +1,81 @@
+"""GGUF files through rzoo.load: the same logits as the safetensors that they were made from."""
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rzoo
+from rzoo.core import RzooError
+from rzoo.models.registry import abstract_weights
+from rzoo.models.rope import DefaultRope, frequencies
+from tests.gguf_files import write_llama
+from tests.goldens import GOLDEN, reference
+
+KINDS = gguf.GGMLQuantizationType
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "qwen2"])
+def test_a_float32_file_gives_the_logits_of_the_reference(name, tmp_path):
+    config = rzoo.load(str(GOLDEN / name), quiet=True).config
+    lm = rzoo.load(str(write_llama(tmp_path / "model.gguf", name, config)), quiet=True)
+    assert lm.config == config
+    expected = reference(name)
+    np.testing.assert_allclose(lm(expected["input_ids"]), expected["logits"], atol=1e-4)
+
+
+def test_divisors_of_rotary_frequencies_are_applied(tmp_path):
+    config = rzoo.load(str(GOLDEN / "llama_llama3rope"), quiet=True).config
+    one = jnp.ones(1, jnp.int32)
+    plain = frequencies(DefaultRope(theta=config.rope.theta), 16, one)
+    divisors = (plain / frequencies(config.rope, 16, one))[0]
+    path = write_llama(tmp_path / "model.gguf", "llama_llama3rope", config, rope_freqs=divisors)
+    expected = reference("llama_llama3rope")
+    logits = rzoo.load(str(path), quiet=True)(expected["input_ids"])
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1])
+def test_quantized_files_hold_the_weights_that_the_formats_own_library_reads(kind, tmp_path):
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    exact = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True)
+    lm = rzoo.load(str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=kind)), quiet=True)
+    assert lm.about.bits == kind.name
+    for path, (axes, _) in abstract_weights(config).items():
+        if len(axes) == 1:
+            continue
+        matrix = np.asarray(exact.params[path]).reshape(-1, exact.params[path].shape[-1] if axes[0] != "d" else 64)
+        if path.endswith((".q", ".k")):
+            matrix = np.asarray(exact.params[path]).reshape(-1, 64)  # rows move whole: quantizing commutes with it
+        matrix = matrix if axes != ("d", "f") else np.asarray(exact.params[path])
+        expected = gguf.quants.dequantize(gguf.quants.quantize(matrix, kind), kind)
+        np.testing.assert_array_equal(np.asarray(lm.params[path]).reshape(expected.shape), expected)
+
+
+REFUSED = [
+    ({"llama.block_count": None}, "GGUF metadata llama: block_count is missing"),
+    ({"llama.attention.head_count_kv": 3}, "heads (4) must be a multiple of kv_heads (3)"),
+    ({"llama.block_count": 4}, "missing (9): blk.3."),
+    ({"llama.rope.dimension_count": 8}, "rope.dimension_count (8) is not supported"),
+    ({"llama.expert_count": 8}, "expert_count (8) is not supported"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_metadata_that_contradicts_the_tensors_is_refused(changes, words, tmp_path):
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = write_llama(tmp_path / "model.gguf", "llama_tied", config, **changes)
+    with pytest.raises(RzooError) as error:
+        rzoo.load(str(path), quiet=True)
+    assert words in str(error.value)
+
+
+def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(
+        RzooError, match=r"general.architecture \('mamba'\) is not supported; supported: .*llama, qwen2"
+    ):
+        rzoo.load(str(tmp_path / "model.gguf"), quiet=True)
