@@ -65,6 +65,7 @@ class LlamaConfig:
         hf.refuse("hidden_act", allowed=("silu", None))
         hf.refuse("use_sliding_window", allowed=(False, None))
         hf.refuse("pretraining_tp", allowed=(1, None))
+        hf.refuse("block_configs", allowed=([], None))
         heads = hf.count("num_attention_heads")
         width = hf.count("hidden_size")
         biased = hf.flag("attention_bias", default=False)

@@ -202,9 +202,8 @@ def _read_blocks(hf: HFConfig, heads: int, width: int) -> tuple[BlockSpec, ...]:
     if not isinstance(entries, list):
         raise hf.wrong("block_configs", entries, "must be a list with one object for each layer")
     if len(entries) != hf.count("num_hidden_layers"):
-        raise hf.wrong(
-            "num_hidden_layers", hf.get("num_hidden_layers"), f"but block_configs has {len(entries)} entries"
-        )
+        words = f"contradicts block_configs, which has {len(entries)} entries"
+        raise hf.wrong("num_hidden_layers", hf.get("num_hidden_layers"), words)
     return tuple(_read_block(_Part(hf, f"block_configs[{i}]", entry), heads, width) for i, entry in enumerate(entries))
 
 
@@ -223,10 +222,15 @@ class _Part(HFConfig):
                 raise self.wrong(field, value, f"is not supported; supported: {', '.join(known)}")
 
 
+_Sizes = Mapping[str, Callable[[_Part], int]]  # field -> the size that it says, in our terms
+
+
 def _read_block(block: _Part, heads: int, width: int) -> BlockSpec:
     """One entry of block_configs: attention, and the feed-forward part as ffn or (Megatron) as mlp."""
     block.only(("attention", "ffn", "mlp"))
-    ffn = "mlp" if block.fields.get("ffn") is None and "mlp" in block.fields else "ffn"
+    ffn = "ffn" if block.fields.get("mlp") is None else "mlp"
+    if ffn == "mlp" and block.fields.get("ffn") is not None:
+        raise block.wrong("mlp", block.fields["mlp"], "contradicts ffn: give one of them")
     kv_heads: _Sizes = {
         "n_heads_in_group": lambda part: _divided(part, heads),
         "num_key_value_heads": lambda part: part.count("num_key_value_heads"),
@@ -241,9 +245,6 @@ def _read_block(block: _Part, heads: int, width: int) -> BlockSpec:
         _read_part(_Part(block, "attention", block.get("attention")), kv_heads, GroupedAttentionSpec),
         _read_part(_Part(block, ffn, block.get(ffn)), widths, FeedForwardSpec),
     )
-
-
-_Sizes = Mapping[str, Callable[[_Part], int]]  # field -> the size that it says, in our terms
 
 
 def _read_part(part: _Part, sizes: _Sizes, make: Callable[[int], Any]) -> Any:

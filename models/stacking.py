@@ -108,13 +108,15 @@ def unstack(config: Any, params: Params) -> Params:
     return out
 
 
-def stack_cache(config: Any, cache: Cache) -> Cache:
+def empty_stacked_cache(config: Any, batch: int, capacity: int, dtype: Any) -> Cache:
     """The cache of a stacked model: a slot for each run, with l before the axes of a layer's where it has several."""
+    layers = jax.eval_shape(lambda: family_of(config).empty_cache(config, batch, capacity, dtype)).slots
     slots = []
     for run in runs(config):
-        first, *others = (cache.slots[i] for i in run.layers)
-        slots.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), first, *others) if others else first)
-    return replace(cache, slots=tuple(slots))
+        lead = (len(run.layers),) if len(run.layers) > 1 else ()
+        zeros = lambda leaf, lead=lead: jnp.zeros((*lead, *leaf.shape), leaf.dtype)  # noqa: E731
+        slots.append(jax.tree.map(zeros, layers[run.layers[0]]))
+    return Cache(tuple(slots), jnp.zeros(batch, jnp.int32))
 
 
 def assemble_stacked(config: Any, forms: Forms, params: Params) -> nnx.Module:

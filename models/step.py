@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from rzoo.models.cache import Cache
 from rzoo.models.forms import Forms
 from rzoo.models.registry import Params, assemble, family_of
-from rzoo.models.stacking import assemble_stacked, stack_cache, unstack
+from rzoo.models.stacking import assemble_stacked, empty_stacked_cache, unstack
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,8 @@ class Blueprint:
 
     def empty_cache(self, batch: int, capacity: int) -> Cache:
         """A cache for `batch` rows of up to `capacity` tokens in the cache type of the forms."""
-        make = family_of(self.config).empty_cache
-        cache = make(self.config, batch, capacity, jnp.dtype(self.forms.numerics.cache))
-        return stack_cache(self.config, cache) if self.forms.stacked else cache
+        make = empty_stacked_cache if self.forms.stacked else family_of(self.config).empty_cache
+        return make(self.config, batch, capacity, jnp.dtype(self.forms.numerics.cache))
 
     def module(self, params: Params) -> Any:
         """The module that programs run, over per-layer or stacked parameters."""

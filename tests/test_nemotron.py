@@ -4,9 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 
-import gguf
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -17,7 +15,6 @@ from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models import registry
 from rzoo.models.llama import LlamaConfig
-from rzoo.models.names import file_shape, named
 from rzoo.models.nemotron import (
     BlockSpec,
     FeedForwardSpec,
@@ -28,9 +25,10 @@ from rzoo.models.nemotron import (
     parse_layout,
 )
 from rzoo.models.presets import PRESETS
-from rzoo.models.rope import DefaultRope, Llama3Rope, frequencies
+from rzoo.models.rope import Llama3Rope
 from rzoo.models.stacking import runs
 from rzoo.models.weights import Numerics
+from tests.gguf_files import write_deci
 from tests.goldens import GOLDEN
 from tests.tiny import TINY
 
@@ -200,13 +198,18 @@ BROKEN = [
     (first_block("ffn", ffn_mult=None), "ffn_mult (None) is missing"),
     (GOOD | {"block_configs": None}, "block_configs is missing"),
     (GOOD | {"block_configs": {}}, "block_configs ({}) must be a list"),
-    (GOOD | {"block_configs": [7]}, "num_hidden_layers (10) but block_configs has 1 entries"),
+    (GOOD | {"block_configs": [7]}, "num_hidden_layers (10) contradicts block_configs, which has 1 entries"),
     (GOOD | {"block_configs": [7], "num_hidden_layers": 1}, "block_configs[0] (7) must be an object"),
     (GOOD | {"block_configs": [{}], "num_hidden_layers": 1}, "block_configs[0]: attention is missing"),
     (
         GOOD | {"block_configs": [GOOD["block_configs"][0] | {"parallel_blocks": [1]}], "num_hidden_layers": 1},
         "block_configs[0]: parallel_blocks ([1]) is not supported",
     ),
+    (
+        GOOD | {"block_configs": [GOOD["block_configs"][0] | {"mlp": {"no_op": True}}], "num_hidden_layers": 1},
+        "block_configs[0]: mlp ({'no_op': True}) contradicts ffn: give one of them",
+    ),
+    (GOOD | {"model_type": "qwen2"}, "block_configs"),
     (GOOD | {"attention_bias": True}, "attention_bias (True) is not supported"),
     (
         GOOD | {"block_configs": GOOD["block_configs"][1:2], "num_hidden_layers": 1},
@@ -246,53 +249,11 @@ def off(part):
 # GGUF, arch deci.
 
 
-def gguf_arrays(config):
-    """The three arrays that describe blocks."""
-    heads = [0 if block.attention is None else config.heads for block in config.blocks]
-    kv_heads = [getattr(block.attention, "kv_heads", 0) for block in config.blocks]
-    return heads, kv_heads, [block.ffn.width if block.ffn else 0 for block in config.blocks]
-
-
-def turned(value):
-    """Rows of [heads, width, in] as GGUF's deci stores them: rotary pairs side by side."""
-    n, width, inner = value.shape
-    return value.reshape(n, 2, width // 2, inner).swapaxes(1, 2).reshape(value.shape)
-
-
-def write_gguf(path, config, params):
-    """A file of arch deci in float32, written by the `gguf` package."""
-    writer = gguf.GGUFWriter(path, "deci")
-    heads, kv_heads, widths = gguf_arrays(config)
-    writer.add_block_count(config.layers)
-    writer.add_context_length(config.context)
-    writer.add_embedding_length(config.width)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_feed_forward_length(widths)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*(f"<{i}>" for i in range(config.vocab_size - 1)), "<0><1>"])
-    writer.add_token_merges(["<0> <1>"])
-    one, width = jnp.ones(1, jnp.int32), config.head_width
-    plain = frequencies(DefaultRope(theta=config.rope.theta), width, one)
-    writer.add_tensor("rope_freqs.weight", np.asarray(plain / frequencies(config.rope, width, one))[0])
-    for path, (axes, weight) in registry.abstract_weights(config).items():
-        row, value = named(registry.family_of(config).names, path), np.asarray(params[path])
-        stored = turned(value) if path.endswith(("attention.q", "attention.k")) else value
-        writer.add_tensor(row.gguf, np.ascontiguousarray(stored.reshape(file_shape(axes, weight.shape))))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_a_gguf_file_gives_the_same_bits_with_each_block_turned_by_its_own_head_count(tmp_path):
     blocks = [replace(block, ffn=None) if block.ffn == Linear() else block for block in EXPECTED.blocks]
     config = replace(EXPECTED, blocks=tuple(blocks), rope=Llama3Rope(factor=16.0))
     params = registry.initialize(config)
-    write_gguf(tmp_path / "tiny.gguf", config, params)
-    lm = rzoo.load(str(tmp_path / "tiny.gguf"), quiet=True)
+    lm = rzoo.load(str(write_deci(tmp_path / "tiny.gguf", config, params)), quiet=True)
     assert lm.config == config
     for path, value in params.items():
         np.testing.assert_array_equal(lm.params[path], value)

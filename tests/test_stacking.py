@@ -10,12 +10,13 @@ import pytest
 
 import rzoo
 from rzoo.core import RzooError
-from rzoo.models import registry, stacking, step
+from rzoo.models import registry, step
 from rzoo.models.forms import Forms
 from rzoo.models.presets import PRESETS
 from rzoo.models.stacking import runs, stack, stacked_weights, unstack
 from rzoo.models.weights import Quantized
 from tests.test_every_model import IDS, tiny
+from tests.tiny import TINY
 
 NAMES = ("llama-biased", "nemotron")
 
@@ -28,7 +29,7 @@ def pair(request):
 
 
 def test_runs_join_equal_neighbours_across_layers_that_hold_nothing():
-    assert [run.layers for run in runs(tiny("nemotron").config)] == [(0, 1), (2, 4), (5,), (6,), (7,)]
+    assert [run.layers for run in runs(TINY["nemotron"])] == [(0, 1), (2, 4), (5,), (6,), (7,)]
     assert [run.layers for run in runs(PRESETS["llama-3.1-8b-instruct"].config)] == [tuple(range(32))]
 
 
@@ -47,8 +48,7 @@ def test_long_ids_in_chunks_give_the_logits_of_the_unstacked(pair):
 
 
 def test_a_stacked_cache_has_a_slot_for_each_run_and_grows():
-    lm = tiny("nemotron")
-    cache = stacking.stack_cache(lm.config, lm.blueprint.empty_cache(3, 16))
+    cache = step.Blueprint(TINY["nemotron"], Forms(stacked=True)).empty_cache(3, 16)
     shapes = [None if slot is None else slot.keys.shape for slot in cache.slots]
     assert shapes == [(2, 3, 2, 16, 8), None, (3, 4, 16, 8), None, (3, 1, 16, 8)]
     assert (cache.capacity, cache.grown(48).capacity) == (16, 48)
@@ -70,7 +70,7 @@ def temporary_bytes(config, batch, stacked):
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_entries_of_a_stacked_cache_are_written_in_place(batch):
-    config = replace(tiny("llama").config, layers=6)
+    config = replace(TINY["llama"], layers=6)
     plain, slot = temporary_bytes(config, batch, stacked=False)
     stacked, _ = temporary_bytes(config, batch, stacked=True)
     assert stacked < plain + 3 * slot  # the slot at work, taken out and appended to; a copy of the cache would be 6
@@ -116,7 +116,7 @@ def test_a_handle_over_stacked_parameters_is_exported_under_per_layer_names(tmp_
 
 
 def test_stacked_weights_have_the_axis_l_first():
-    axes, shape = stacked_weights(tiny("nemotron").config)["layers.0-1.attention.q"]
+    axes, shape = stacked_weights(TINY["nemotron"])["layers.0-1.attention.q"]
     assert (axes, shape.shape) == (("l", "h", "c", "d"), (2, 4, 8, 32))
 
 

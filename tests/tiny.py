@@ -1,5 +1,7 @@
 """A tiny config of each family: what the laws are tested on. A registered family without one fails a test."""
 
+from typing import Any
+
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.nemotron import BlockSpec, FeedForwardSpec, GroupedAttentionSpec, Linear, NemotronConfig, parse_layout
 from rzoo.models.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
@@ -13,7 +15,7 @@ BLOCKS = (
     BlockSpec(GroupedAttentionSpec(1), Linear()),
 )
 
-TINY = {
+TINY: dict[str, Any] = {
     "llama": LlamaConfig(**SIZES, rope=Llama3Rope(factor=8.0, original_context=64), context=2048),
     "llama-tied": LlamaConfig(**SIZES, tied=True, context=2048),
     "llama-biased": LlamaConfig(**SIZES, qkv_bias=True, output_bias=True, mlp_bias=True, context=2048),
