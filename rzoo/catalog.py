@@ -14,7 +14,7 @@ from rzoo.models.stacking import Weights, runs
 @dataclass(frozen=True)
 class PresetInfo:
     """One published model. parameters: exact count. bytes: of its weights as published, in `bits`. found: where they
-    are.
+    are. thinking: how its thinking is switched, an entry of rzoo.formats.THINKING, or None.
     """
 
     name: str
@@ -23,6 +23,7 @@ class PresetInfo:
     bytes: int
     bits: str
     found: str
+    thinking: str | None
     config: Any
 
 
@@ -39,7 +40,7 @@ def _info(name: str) -> PresetInfo:
     entry = PRESETS[name]
     count = count_parameters(entry.config)
     size = entry.file_bytes or int(count * BYTES[entry.dtype])
-    return PresetInfo(name, entry.alias, count, size, entry.dtype, whereabouts(name), entry.config)
+    return PresetInfo(name, entry.alias, count, size, entry.dtype, whereabouts(name), entry.thinking, entry.config)
 
 
 @dataclass(frozen=True)

@@ -34,16 +34,18 @@ def models(
         return
     found = presets()
     if as_json:
-        fields = ("name", "alias", "parameters", "bytes", "bits", "found")
+        fields = ("name", "alias", "parameters", "bytes", "bits", "found", "thinking")
         _print_json([{field: getattr(info, field) for field in fields} for info in found])
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("model", "parameters", "size", "bits", "found", box=None, pad_edge=False)
+    table = Table("model", "parameters", "size", "bits", "thinking", "found", box=None, pad_edge=False)
     for info in found:
         name = info.name if info.alias is None else f"{info.name} ({info.alias})"
-        table.add_row(name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.found)
+        table.add_row(
+            name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.thinking or "-", info.found
+        )
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
@@ -70,6 +72,9 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text; - reads standard input.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 512,
     raw: Annotated[bool, typer.Option(help="Continue the text as it is, without the chat template.")] = False,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Switch a reasoning model's thinking on or off.")
+    ] = None,
     dtype: Dtype = None,
     policy: Policy = "exact",
     as_json: AsJson = False,
@@ -81,11 +86,11 @@ def generate(
     lm = rzoo.load(model, dtype=dtype, policy=policy)
     start = time.perf_counter()
     if as_json:
-        answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw)
+        answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
         seconds = time.perf_counter() - start
         _print_json({"model": lm.source, **vars(answer), "seconds": round(seconds, 3)})
         return
-    answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw)
+    answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
     try:
         for piece in answer:
             print(piece, end="", flush=True)

@@ -28,8 +28,8 @@ class About:
     """What belongs to a loaded model beside numbers. Compared by identity: it never enters a compiled program.
 
     source: what was asked for and where it was found. bits: how the file stores most weights, e.g. "Q4_1".
-    tokenizer, template: None where the checkpoint has none. stops: ids that end an answer. recommended: sampling
-    settings.
+    tokenizer, template: None where the checkpoint has none. stops: ids that end an answer. thinking: an entry of
+    rzoo.formats.THINKING, None for a model without. recommended: sampling settings.
     """
 
     source: str = "memory"
@@ -37,6 +37,7 @@ class About:
     tokenizer: Any = None
     template: str | None = None
     stops: tuple[int, ...] = ()
+    thinking: str | None = None
     recommended: dict[str, Any] = field(default_factory=dict)
 
 

@@ -33,7 +33,7 @@ def test_models_are_listed_as_text_and_as_json():
     assert "134,515,008" in text.stdout
     found = {entry["name"]: entry for entry in json.loads(data.stdout)}
     assert found["llama-3.1-8b-instruct"]["parameters"] == 8_030_261_248
-    assert set(found["llama-3.1-8b-instruct"]) == {"name", "alias", "parameters", "bytes", "bits", "found"}
+    assert set(found["llama-3.1-8b-instruct"]) == {"name", "alias", "parameters", "bytes", "bits", "found", "thinking"}
 
 
 def test_the_layout_of_a_model_is_printed_as_text_and_as_json():

@@ -19,6 +19,7 @@ LAYERS = (
         "tokenizer",
         "template",
         "chat",
+        "formats",
         "handle",
         "checkpoint",
         "engine",

@@ -13,7 +13,9 @@ from rzoo.compile.aot import use_compile_cache
 from rzoo.compile.kernels import default_forms
 from rzoo.compile.precision import numerics_of
 from rzoo.core import RzooError, dtype_named
+from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
+from rzoo.models.presets import Preset
 from rzoo.models.registry import Params, abstract_weights, always_float32, count_parameters
 from rzoo.sharding.fit import free_memory, in_gib, largest_weight_bytes, weight_bytes
 
@@ -36,14 +38,17 @@ def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool =
     if not quiet:
         for line in (*opened.warnings, _announcement(located, opened, held)):
             print(f"rzoo: {line}", file=sys.stderr)
+    preset = located.preset or Preset(config=opened.config)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
+    template = template or TEMPLATES.get(preset.template or "")
     about = About(
         source=f"{located.name} from {located.path}",
         bits=opened.bits,
         tokenizer=opened.tokenizer,
         template=template,
         stops=opened.stops,
-        recommended=opened.recommended,
+        thinking=preset.thinking or thinking_of(template),
+        recommended={**preset.recommended, **opened.recommended},
     )
     return LM(opened.config, read_weights(opened, held, located.name), forms, policy, about)
 
