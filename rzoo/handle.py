@@ -81,9 +81,9 @@ class LM:
 
         capture names "hidden" (embedding, then after each block, the last after the final norm), "attention"
         (probabilities [b, h, t, s]), "entropy" of these in nats [b, h, t], "router" (the weight that each token gives
-        to each expert, [b, t, e]), "load" (tokens of each expert, [e]). Outside of a trace the program of the ids' bucket is compiled once and kept;
-        inside jax.grad, vmap or jit this is a plain function. Raises RzooError for ids that are no [b, t] of
-        vocabulary ids.
+        to each expert, [b, t, e]), "load" (tokens of each expert, [e]). Outside of a trace the program of the ids'
+        bucket is compiled once and kept; inside jax.grad, vmap or jit this is a plain function. Raises RzooError for
+        ids that are no [b, t] of vocabulary ids.
         """
         traced = any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((ids, self.params)))
         if not traced:
