@@ -41,7 +41,8 @@ class Forms:
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
     experts_cached: the same two cases for a mixture of experts; signature in moe.py. norm(x, scale, eps). place(x,
     axes): where an activation with these logical axes lives. capture: which observations (CAPTURES) are passed to
-    nnx.Module.sow; those not named are never traced.
+    nnx.Module.sow; those not named are never traced. stacked: programs run equal neighbouring layers as one loop
+    (stacking.py), but where something is captured.
     """
 
     numerics: Numerics = Numerics()
@@ -56,6 +57,7 @@ class Forms:
     norm: Callable[..., Array] = rms_norm
     place: Callable[[Array, str], Array] = keep_placement
     capture: tuple[str, ...] = ()
+    stacked: bool = False
 
     def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:
         """Sows value() as the Intermediate `name` of `module` where `name` is to be captured."""

@@ -10,6 +10,7 @@ from typing import Any
 from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.moe import SigmoidRouting, SoftmaxRouting
+from rzoo.models.nemotron import NemotronConfig, parse_layout
 from rzoo.models.rope import DefaultRope, Llama3Rope, YarnRope
 
 
@@ -128,6 +129,39 @@ DEEPSEEK_V2_LITE = DeepSeekConfig(
 FP8_BYTES = 688_574_839_360  # all tensors of DeepSeek-R1's files, with scales and the layer of multi-token prediction
 # The brief's "V3 with 175 billion parameters": no such model was published. V3's blocks, fewer layers and experts.
 BRIEF_V3_175B = replace(DEEPSEEK_V3, layers=34, mtp_layers=0, experts=replace(DEEPSEEK_V3_EXPERTS, count=120))
+# [count*]KV heads/feed-forward width, - for none.
+NEMOTRON_SUPER = NemotronConfig(
+    vocab_size=128256,
+    width=8192,
+    heads=64,
+    head_width=128,
+    blocks=parse_layout(
+        """
+        8/14336 5*8/28672 2*-/14336 3*8/28672 -/17920 30*8/28672 -/7168 2*-/14336 -/7168 -/28672
+        -/7168 -/14336 3*-/7168 8/28672 -/7168 2*-/5632 -/7168 3*-/5632 2*-/7168 2*-/2816 2*-/5632
+        2*-/2816 -/5632 2*-/2816 9*8/28672
+        """
+    ),
+    rope=Llama3Rope(factor=8.0),
+    norm_eps=1e-5,
+    context=131072,
+)
+NEMOTRON_ULTRA = replace(
+    NEMOTRON_SUPER,
+    width=16384,
+    heads=128,
+    blocks=parse_layout(
+        """
+        8/5376 8/10752 6*8/16128 8/21504 4*-/- 3*8/21504 2*8/53248 6*-/- 3*8/53248 5*-/- 3*8/53248
+        8/26624 3*-/- 3*8/21504 -/21504 8/53248 -/53248 5*-/- 4*8/53248 5*-/- 4*8/53248 5*-/-
+        4*8/53248 5*-/- 4*8/53248 5*-/- 8/53248 3*8/37376 2*-/- 8/32000 3*8/26624 2*-/26624 8/26624
+        -/- 7*-/26624 8/26624 5*-/- 8/32000 8/53248 -/53248 8/53248 8*-/- -/399360 8*-/- -/425984
+        8*-/- -/343040 5*-/- -/301056 -/21504 8/21504 8/26624 -/- 2*8/26624 8/37376 4*8/53248
+        8/26624
+        """
+    ),
+    rope=Llama3Rope(factor=16.0),
+)
 
 PRESETS: dict[str, Preset] = {
     "smollm2-135m-instruct-q4_1": Preset(
@@ -158,4 +192,13 @@ PRESETS: dict[str, Preset] = {
     "deepseek-v3.1": Preset(config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-V3.1", file_bytes=FP8_BYTES),
     "deepseek-v2-lite": Preset(config=DEEPSEEK_V2_LITE, hub="deepseek-ai/DeepSeek-V2-Lite"),
     "brief/v3-175b": Preset(config=BRIEF_V3_175B, origin="brief"),
+    "llama-3.3-nemotron-super-49b-v1": Preset(
+        config=NEMOTRON_SUPER, hub="nvidia/Llama-3_3-Nemotron-Super-49B-v1", alias="super-49b"
+    ),
+    "llama-3.3-nemotron-super-49b-v1.5": Preset(
+        config=NEMOTRON_SUPER, hub="nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", alias="super-49b-v1.5"
+    ),
+    "llama-3.1-nemotron-ultra-253b-v1": Preset(
+        config=NEMOTRON_ULTRA, hub="nvidia/Llama-3_1-Nemotron-Ultra-253B-v1", alias="ultra-253b"
+    ),
 }

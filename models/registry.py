@@ -12,7 +12,7 @@ from flax import nnx
 from jax import ShapeDtypeStruct
 
 from rzoo.core import RzooError, closest
-from rzoo.models import deepseek, llama
+from rzoo.models import deepseek, llama, nemotron
 from rzoo.models.forms import Forms
 from rzoo.models.names import WeightName
 from rzoo.models.presets import PRESETS, Preset
@@ -36,6 +36,7 @@ class Family:
 FAMILIES = (
     Family(llama.LlamaConfig, llama.Llama, llama.NAMES, llama.empty_cache, ("llama", "qwen2")),
     Family(deepseek.DeepSeekConfig, deepseek.DeepSeek, deepseek.NAMES, deepseek.empty_cache, tuple(deepseek.KINDS)),
+    Family(nemotron.NemotronConfig, nemotron.Nemotron, nemotron.NAMES, nemotron.empty_cache, ("nemotron-nas",)),
 )
 
 
@@ -47,6 +48,8 @@ def family_of(config: Any) -> Family:
 def config_from_hf(fields: Mapping[str, Any]) -> Any:
     """The config object for the fields of a config.json; RzooError where its model_type is unknown or absent."""
     kind = fields.get("model_type")
+    if kind == "llama" and fields.get("block_configs") is not None:  # ModelOpt keeps the model_type of the parent
+        kind = "nemotron-nas"
     for family in FAMILIES:
         if kind in family.model_types:
             return family.config.from_hf(fields)
@@ -97,14 +100,18 @@ def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
     """The family's module over `params`: the same arrays (or tracers), each in the Variable type of its storage."""
     module = family_of(config).model(config, forms=forms, rngs=None)
     for path, (axes, _) in abstract_weights(config).items():
-        *parents, name = path.split(".")
-        parent: Any = module
-        for part in parents:
-            parent = parent[int(part)] if part.isdigit() else getattr(parent, part)
-        value = params[path]
-        kind = FrozenWeight if isinstance(value, Storage) else type(getattr(parent, name))
-        setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
+        set_weight(module, path, params[path], axes)
     return module
+
+
+def set_weight(module: nnx.Module, path: str, value: Any, axes: tuple[str, ...]) -> None:
+    """Puts `value` into the place of the weight at `path` below `module`, in the Variable type of its storage."""
+    *parents, name = path.split(".")
+    parent: Any = module
+    for part in parents:
+        parent = parent[int(part)] if part.isdigit() else getattr(parent, part)
+    kind = FrozenWeight if isinstance(value, Storage) else type(getattr(parent, name))
+    setattr(parent, name, kind(value, out_sharding=axes, eager_sharding=False))
 
 
 def flatten(module: nnx.Module) -> Params:

@@ -22,10 +22,16 @@ Policy = Annotated[str, typer.Option(help="exact (float32) or stored (the held t
 
 
 @app.command()
-def models(as_json: AsJson = False) -> None:
+def models(
+    layout: Annotated[str | None, typer.Option(metavar="NAME", help="Show the layers of this one instead.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List what can be loaded by name, with exact parameter counts."""
-    from rzoo.presets import presets
+    from rzoo.catalog import presets
 
+    if layout is not None:
+        _print_layout(layout, as_json)
+        return
     found = presets()
     if as_json:
         fields = ("name", "alias", "parameters", "bytes", "bits", "found")
@@ -39,6 +45,23 @@ def models(as_json: AsJson = False) -> None:
         name = info.name if info.alias is None else f"{info.name} ({info.alias})"
         table.add_row(name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.found)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _print_layout(name: str, as_json: bool) -> None:
+    from rzoo.catalog import layout
+
+    found = layout(name)
+    if as_json:
+        runs = [{"block": block, "layers": layers} for block, layers in found.runs]
+        _print_json({**vars(found), "runs": runs})
+        return
+    print(
+        f"{found.name}: {found.layers} layers, {found.distinct_blocks} distinct blocks in {len(found.runs)} runs,"
+        f" {found.kv_slots} with keys and values"
+    )
+    for block, layers in found.runs:
+        label = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
+        print(f"{label:>9}  {len(layers):>3}x  {block}")
 
 
 @app.command()

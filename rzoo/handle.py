@@ -17,6 +17,7 @@ from flax import nnx
 from rzoo.core import RzooError
 from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
+from rzoo.models.stacking import unstack
 
 # Lengths to which ids are padded on the right, so that few programs serve all; longer ids run in chunks of the last.
 BUCKETS = (16, 64, 256, 1024)
@@ -74,7 +75,7 @@ class LM:
 
     def module(self) -> nnx.Module:
         """The nnx.Module over the same arrays; what is done to it does not reach this handle."""
-        return registry.assemble(self.config, self.forms, self.params)
+        return registry.assemble(self.config, self.forms, unstack(self.config, self.params))
 
     def __call__(self, ids: Any, capture: Sequence[str] | None = None) -> Any:
         """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).

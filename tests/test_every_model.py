@@ -1,5 +1,7 @@
 """Laws that every family keeps, on tiny real models."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,14 @@ def test_checkpointed_and_mapped_calls_give_the_same(lm):
     np.testing.assert_allclose(
         jax.grad(summed)(lm).params["embed"], jax.grad(lambda m: m(IDS).sum())(lm).params["embed"], rtol=2e-4, atol=1e-4
     )
+
+
+def test_stacked_layers_give_the_logits_of_the_unstacked_with_a_cache_and_without(lm):
+    stacked = replace(lm, forms=replace(lm.forms, stacked=True))
+    np.testing.assert_allclose(stacked(IDS), lm(IDS), atol=2e-5)
+    state = prefill(stacked, [IDS[0, :20].tolist(), IDS[1, :7].tolist()], room=8)
+    np.testing.assert_allclose(state.logits[0], lm(IDS)[0, 19], atol=2e-5)
+    np.testing.assert_allclose(state.logits[1], lm(IDS)[1, 6], atol=2e-5)
 
 
 def test_the_module_computes_the_same_over_the_same_arrays(lm):

@@ -24,7 +24,7 @@ LAYERS = (
         "engine",
         "evals",
     ),
-    *("data", "train", "knowledge", "serve", "rzoo", "presets", "bench", "cli", "__main__"),
+    *("data", "train", "knowledge", "serve", "rzoo", "catalog", "bench", "cli", "__main__"),
 )
 
 
