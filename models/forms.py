@@ -18,7 +18,7 @@ from rzoo.models.latent import attend_absorbed, attend_naive
 from rzoo.models.moe import experts_reference
 from rzoo.models.weights import Numerics
 
-CAPTURES = ("hidden", "router", "attention", "load", "entropy")
+CAPTURES = ("hidden", "router", "load", "attention", "entropy")
 
 
 def rms_norm(x: Float[Array, "*batch d"], scale: Float[Array, " d"], eps: float) -> Float[Array, "*batch d"]:
