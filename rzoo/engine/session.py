@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rzoo.compile.aot import decode_options
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.cache import Cache
@@ -22,7 +23,12 @@ DECODE_STEPS = 16  # tokens of one device loop: between loops the host looks at 
 SMALLEST_CAPACITY = 256
 
 _prefill = partial(jax.jit, static_argnames="blueprint", donate_argnames="cache")(step.prefill_chunk)
-_decode = partial(jax.jit, static_argnames=("blueprint", "steps", "select"), donate_argnames="cache")(step.decode)
+_decode = partial(
+    jax.jit,
+    static_argnames=("blueprint", "steps", "select"),
+    donate_argnames="cache",
+    compiler_options=decode_options(),
+)(step.decode)
 
 
 @dataclass(frozen=True)
