@@ -1,10 +1,27 @@
-"""Compiled programs that outlive a process: the persistent compile cache in a folder of the user's own."""
+"""How programs are compiled, and the persistent compile cache in a folder of the user's own."""
 
 import os
 import stat
 from pathlib import Path
 
 import jax
+
+
+def decode_options() -> dict[str, int]:
+    """XLA's options for decode programs on this machine's CPU; other platforms take no notice of them.
+
+    XLA prefers vectors of 256 bits also where there are wider ones: with 512, SmolLM2 at batch 1 takes 13.6 ms a token
+    instead of 14.0 on 2 Zen 5 cores, and batch 8 the same time.
+    """
+    return {"xla_cpu_prefer_vector_width": 512} if "avx512f" in _cpu_flags() else {}
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return frozenset(next((line for line in file if line.startswith("flags")), "").split())
+    except OSError:
+        return frozenset()
 
 
 def cache_folder() -> Path:

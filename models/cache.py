@@ -1,4 +1,4 @@
-"""The key/value cache: one slot a layer with real attention, a length a row.
+"""The key/value cache: one slot a layer (None where it has no keys), a length a row.
 
 Keys and values lie as [b, k, s, c], in which neither reading for attention nor appending needs a transpose. Rows are
 padded on the right: entries at or past a row's length are rubbish that the causal mask never shows to a real query, so
@@ -52,7 +52,7 @@ class Cache:
     @property
     def capacity(self) -> int:
         """Tokens that a row can hold."""
-        return jax.tree.leaves(self.slots)[0].shape[2]
+        return jax.tree.leaves(self.slots)[0].shape[-2]
 
     def with_lengths(self, lengths: Int[Array, " b"]) -> "Cache":
         """The same entries, counted anew: 0 frees a row, a shorter length forgets its end."""
@@ -61,7 +61,7 @@ class Cache:
     def grown(self, capacity: int) -> "Cache":
         """A copy with room for `capacity` tokens a row."""
         more = capacity - self.capacity
-        pad = lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0)))  # noqa: E731
+        pad = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, more), (0, 0)])  # noqa: E731
         return replace(self, slots=jax.tree.map(pad, self.slots))
 
     def placed(self, place: Callable[[Array, str], Array]) -> "Cache":

@@ -49,7 +49,8 @@ class Forms:
     experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x,
     scale, eps). place(x, axes): where an activation, or a weight in use, with these logical axes lives;
     new_cache(make, batch): the empty cache make(batch) where it lives. capture: which observations (CAPTURES) are
-    passed to nnx.Module.sow; those not named are never traced.
+    passed to nnx.Module.sow; those not named are never traced. stacked: programs run equal neighbouring layers as one
+    loop (stacking.py), but where something is captured.
     """
 
     numerics: Numerics = Numerics()
@@ -66,6 +67,7 @@ class Forms:
     place: Callable[[Any, str], Any] = keep_placement
     new_cache: Callable[[Callable[[int], Cache], int], Any] = make_cache
     capture: tuple[str, ...] = ()
+    stacked: bool = False
 
     def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:
         """Sows value() as the Intermediate `name` of `module` where `name` is to be captured."""

@@ -65,6 +65,7 @@ class LlamaConfig:
         hf.refuse("hidden_act", allowed=("silu", None))
         hf.refuse("use_sliding_window", allowed=(False, None))
         hf.refuse("pretraining_tp", allowed=(1, None))
+        hf.refuse("block_configs", allowed=([], None))
         heads = hf.count("num_attention_heads")
         width = hf.count("hidden_size")
         biased = hf.flag("attention_bias", default=False)
@@ -177,7 +178,13 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """A decoder: token ids [b, t] to float32 logits [b, t, v]. rngs None: shapes alone, to be filled by `assemble`."""
+    """A decoder: token ids [b, t] to float32 logits [b, t, v]. rngs None: shapes alone, to be filled by `assemble`.
+
+    The decoder of other families, too: config and layers may be theirs.
+    """
+
+    config: Any
+    layers: Any
 
     def __init__(self, config: LlamaConfig, *, forms: Forms = Forms(), rngs: nnx.Rngs | None):
         self.embed = weight("vd", (config.vocab_size, config.width), rngs, scale=1.0)

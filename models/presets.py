@@ -4,12 +4,14 @@ A name is the hub's repository name in lower case and always means the same weig
 files.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.moe import SigmoidRouting, SoftmaxRouting
+from rzoo.models.nemotron import NemotronConfig, parse_layout
 from rzoo.models.rope import DefaultRope, Llama3Rope, YarnRope
 
 
@@ -17,7 +19,8 @@ from rzoo.models.rope import DefaultRope, Llama3Rope, YarnRope
 class Preset:
     """A published model. hub: repository id of its safetensors; package: (requirement, module, file) of a
     Python package that carries a GGUF file, of file_bytes bytes. dtype: of most of its weights. origin: "published", or
-    "brief" for sizes that a plan names and nobody has trained: no weights exist.
+    "brief" for sizes that a plan names and nobody has trained: no weights exist. thinking, template: entries of
+    rzoo.formats, the second for checkpoints without a chat template. recommended: sampling that its authors recommend.
     """
 
     config: Any
@@ -27,6 +30,9 @@ class Preset:
     alias: str | None = None
     file_bytes: int | None = None
     origin: str = "published"
+    thinking: str | None = None
+    template: str | None = None
+    recommended: Mapping[str, float] = field(default_factory=dict)
 
 
 SMOLLM2_135M = LlamaConfig(
@@ -128,6 +134,41 @@ DEEPSEEK_V2_LITE = DeepSeekConfig(
 FP8_BYTES = 688_574_839_360  # all tensors of DeepSeek-R1's files, with scales and the layer of multi-token prediction
 # The brief's "V3 with 175 billion parameters": no such model was published. V3's blocks, fewer layers and experts.
 BRIEF_V3_175B = replace(DEEPSEEK_V3, layers=34, mtp_layers=0, experts=replace(DEEPSEEK_V3_EXPERTS, count=120))
+# [count*]KV heads/feed-forward width, - for none.
+NEMOTRON_SUPER = NemotronConfig(
+    vocab_size=128256,
+    width=8192,
+    heads=64,
+    head_width=128,
+    blocks=parse_layout(
+        """
+        8/14336 5*8/28672 2*-/14336 3*8/28672 -/17920 30*8/28672 -/7168 2*-/14336 -/7168 -/28672
+        -/7168 -/14336 3*-/7168 8/28672 -/7168 2*-/5632 -/7168 3*-/5632 2*-/7168 2*-/2816 2*-/5632
+        2*-/2816 -/5632 2*-/2816 9*8/28672
+        """
+    ),
+    rope=Llama3Rope(factor=8.0),
+    norm_eps=1e-5,
+    context=131072,
+)
+NEMOTRON_ULTRA = replace(
+    NEMOTRON_SUPER,
+    width=16384,
+    heads=128,
+    blocks=parse_layout(
+        """
+        8/5376 8/10752 6*8/16128 8/21504 4*-/- 3*8/21504 2*8/53248 6*-/- 3*8/53248 5*-/- 3*8/53248
+        8/26624 3*-/- 3*8/21504 -/21504 8/53248 -/53248 5*-/- 4*8/53248 5*-/- 4*8/53248 5*-/-
+        4*8/53248 5*-/- 4*8/53248 5*-/- 8/53248 3*8/37376 2*-/- 8/32000 3*8/26624 2*-/26624 8/26624
+        -/- 7*-/26624 8/26624 5*-/- 8/32000 8/53248 -/53248 8/53248 8*-/- -/399360 8*-/- -/425984
+        8*-/- -/343040 5*-/- -/301056 -/21504 8/21504 8/26624 -/- 2*8/26624 8/37376 4*8/53248
+        8/26624
+        """
+    ),
+    rope=Llama3Rope(factor=16.0),
+)
+
+REASONING = {"temperature": 0.6, "top_p": 0.95}
 
 PRESETS: dict[str, Preset] = {
     "smollm2-135m-instruct-q4_1": Preset(
@@ -142,20 +183,74 @@ PRESETS: dict[str, Preset] = {
     "smollm2-1.7b-instruct": Preset(config=SMOLLM2_1_7B, hub="HuggingFaceTB/SmolLM2-1.7B-Instruct"),
     "llama-3.1-8b-instruct": Preset(config=LLAMA_3_8B, hub="meta-llama/Llama-3.1-8B-Instruct"),
     "llama-3.3-70b-instruct": Preset(config=LLAMA_3_70B, hub="meta-llama/Llama-3.3-70B-Instruct"),
-    "deepseek-r1-distill-qwen-1.5b": Preset(config=R1_QWEN_1_5B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
-    "deepseek-r1-distill-qwen-7b": Preset(config=R1_QWEN_7B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
-    "deepseek-r1-distill-qwen-14b": Preset(config=R1_QWEN_14B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"),
-    "deepseek-r1-distill-qwen-32b": Preset(config=R1_QWEN_32B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
-    "deepseek-r1-distill-llama-8b": Preset(config=LLAMA_3_8B, hub="deepseek-ai/DeepSeek-R1-Distill-Llama-8B"),
-    "deepseek-r1-distill-llama-70b": Preset(config=LLAMA_3_70B, hub="deepseek-ai/DeepSeek-R1-Distill-Llama-70B"),
+    "deepseek-r1-distill-qwen-1.5b": Preset(
+        config=R1_QWEN_1_5B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", thinking="always", recommended=REASONING
+    ),
+    "deepseek-r1-distill-qwen-7b": Preset(
+        config=R1_QWEN_7B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", thinking="always", recommended=REASONING
+    ),
+    "deepseek-r1-distill-qwen-14b": Preset(
+        config=R1_QWEN_14B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", thinking="always", recommended=REASONING
+    ),
+    "deepseek-r1-distill-qwen-32b": Preset(
+        config=R1_QWEN_32B, hub="deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", thinking="always", recommended=REASONING
+    ),
+    "deepseek-r1-distill-llama-8b": Preset(
+        config=LLAMA_3_8B, hub="deepseek-ai/DeepSeek-R1-Distill-Llama-8B", thinking="always", recommended=REASONING
+    ),
+    "deepseek-r1-distill-llama-70b": Preset(
+        config=LLAMA_3_70B, hub="deepseek-ai/DeepSeek-R1-Distill-Llama-70B", thinking="always", recommended=REASONING
+    ),
     "llama-3.1-nemotron-nano-8b-v1": Preset(
-        config=LLAMA_3_8B, hub="nvidia/Llama-3.1-Nemotron-Nano-8B-v1", alias="nano-8b"
+        config=LLAMA_3_8B,
+        hub="nvidia/Llama-3.1-Nemotron-Nano-8B-v1",
+        alias="nano-8b",
+        thinking="detailed",
+        recommended=REASONING,
     ),
-    "deepseek-v3": Preset(config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-V3", file_bytes=FP8_BYTES),
+    "deepseek-v3": Preset(
+        config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-V3", file_bytes=FP8_BYTES, template="deepseek-v3"
+    ),
     "deepseek-r1": Preset(
-        config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-R1", alias="r1", file_bytes=FP8_BYTES
+        config=DEEPSEEK_V3,
+        dtype="fp8",
+        hub="deepseek-ai/DeepSeek-R1",
+        alias="r1",
+        file_bytes=FP8_BYTES,
+        thinking="always",
+        template="deepseek-r1-opened",
+        recommended=REASONING,
     ),
-    "deepseek-v3.1": Preset(config=DEEPSEEK_V3, dtype="fp8", hub="deepseek-ai/DeepSeek-V3.1", file_bytes=FP8_BYTES),
+    "deepseek-v3.1": Preset(
+        config=DEEPSEEK_V3,
+        dtype="fp8",
+        hub="deepseek-ai/DeepSeek-V3.1",
+        file_bytes=FP8_BYTES,
+        thinking="template",
+        template="deepseek-v3.1",
+        recommended=REASONING,
+    ),
     "deepseek-v2-lite": Preset(config=DEEPSEEK_V2_LITE, hub="deepseek-ai/DeepSeek-V2-Lite"),
     "brief/v3-175b": Preset(config=BRIEF_V3_175B, origin="brief"),
+    "llama-3.3-nemotron-super-49b-v1": Preset(
+        config=NEMOTRON_SUPER,
+        hub="nvidia/Llama-3_3-Nemotron-Super-49B-v1",
+        alias="super-49b",
+        thinking="detailed",
+        recommended=REASONING,
+    ),
+    "llama-3.3-nemotron-super-49b-v1.5": Preset(
+        config=NEMOTRON_SUPER,
+        hub="nvidia/Llama-3_3-Nemotron-Super-49B-v1_5",
+        alias="super-49b-v1.5",
+        thinking="no_think",
+        recommended=REASONING,
+    ),
+    "llama-3.1-nemotron-ultra-253b-v1": Preset(
+        config=NEMOTRON_ULTRA,
+        hub="nvidia/Llama-3_1-Nemotron-Ultra-253B-v1",
+        alias="ultra-253b",
+        thinking="detailed",
+        recommended=REASONING,
+    ),
 }

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import ShapeDtypeStruct
 
 from rzoo.core import RzooError, closest
-from rzoo.models import deepseek, llama
+from rzoo.models import deepseek, llama, nemotron
 from rzoo.models.forms import Forms
 from rzoo.models.names import WeightName
 from rzoo.models.presets import PRESETS, Preset
@@ -36,6 +36,7 @@ class Family:
 FAMILIES = (
     Family(llama.LlamaConfig, llama.Llama, llama.NAMES, llama.empty_cache, ("llama", "qwen2")),
     Family(deepseek.DeepSeekConfig, deepseek.DeepSeek, deepseek.NAMES, deepseek.empty_cache, tuple(deepseek.KINDS)),
+    Family(nemotron.NemotronConfig, nemotron.Nemotron, nemotron.NAMES, nemotron.empty_cache, ("nemotron-nas",)),
 )
 
 
@@ -47,6 +48,8 @@ def family_of(config: Any) -> Family:
 def config_from_hf(fields: Mapping[str, Any]) -> Any:
     """The config object for the fields of a config.json; RzooError where its model_type is unknown or absent."""
     kind = fields.get("model_type")
+    if kind == "llama" and fields.get("block_configs") is not None:  # ModelOpt keeps the model_type of the parent
+        kind = "nemotron-nas"
     for family in FAMILIES:
         if kind in family.model_types:
             return family.config.from_hf(fields)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from rzoo.models.cache import Cache
 from rzoo.models.forms import Forms
 from rzoo.models.registry import Params, assemble, family_of
+from rzoo.models.stacking import assemble_stacked, empty_stacked_cache, unstack
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,20 @@ class Blueprint:
 
     def cache_maker(self, capacity: int) -> Callable[[int], Cache]:
         """A function of the number of rows that makes the cache on the default device."""
-        make, dtype = family_of(self.config).empty_cache, jnp.dtype(self.forms.numerics.cache)
+        make = empty_stacked_cache if self.forms.stacked else family_of(self.config).empty_cache
+        dtype = jnp.dtype(self.forms.numerics.cache)
         return lambda rows: make(self.config, rows, capacity, dtype)
+
+    def module(self, params: Params) -> Any:
+        """The module that programs run, over per-layer or stacked parameters."""
+        if self.forms.stacked and not self.forms.capture:
+            return assemble_stacked(self.config, self.forms, params)
+        return assemble(self.config, self.forms, unstack(self.config, params))
 
 
 def forward(blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
     """Logits of whole sequences, without a cache."""
-    return assemble(blueprint.config, blueprint.forms, params)(tokens)  # type: ignore[operator]
+    return blueprint.module(params)(tokens)
 
 
 def forward_captured(
@@ -46,7 +54,7 @@ def forward_captured(
     """Logits, and by name what the forms capture: hidden (embedding, after each block, with the last one normed) and
     so on.
     """
-    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    module = blueprint.module(params)
     (x, _), observed = nnx.capture(lambda m: m.hidden_states(tokens), nnx.Intermediate)(module)
     sown = nnx.to_flat_state(observed)
     found: dict[str, tuple[Array, ...]] = {name: () for name in blueprint.forms.capture}
@@ -66,7 +74,7 @@ def prefill_chunk(
     t is a fixed length, shorter pieces are padded on the right. The cache must have room for all t. A row with count 0
     keeps its entries; its logits mean nothing.
     """
-    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    module = blueprint.module(params)
     x, cache = module.hidden_states(tokens, cache)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
     return module.logits(last), cache.with_lengths(cache.lengths + counts).placed(blueprint.forms.place)
@@ -76,7 +84,7 @@ def prefill_chunk_scored(
     blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"], cache: Cache
 ) -> tuple[Float[Array, "b t v"], Cache]:
     """Appends all t tokens to every row; logits after each."""
-    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    module = blueprint.module(params)
     x, cache = module.hidden_states(tokens, cache)
     cache = cache.with_lengths(cache.lengths + tokens.shape[1])
     return module.logits(x), cache.placed(blueprint.forms.place)
@@ -108,7 +116,7 @@ def decode(
     is part of the result) or when it has what it wanted; its further places hold -1 and its cache length stays. The
     loop ends when all rows have. Returns tokens, logits after the last token of each row, and the cache.
     """
-    module: Any = assemble(blueprint.config, blueprint.forms, params)
+    module = blueprint.module(params)
     b = logits.shape[0]
 
     def unfinished(carry):

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rzoo.catalog import presets as presets
     from rzoo.checkpoint.load import load as load
     from rzoo.checkpoint.save import export as export
     from rzoo.core import RzooError as RzooError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         stream as stream,
     )
     from rzoo.handle import LM as LM
-    from rzoo.presets import presets as presets
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _PUBLIC = {
     "export": "rzoo.checkpoint.save",
     "generate": "rzoo.engine.generate",
     "load": "rzoo.checkpoint.load",
-    "presets": "rzoo.presets",
+    "presets": "rzoo.catalog",
     "prompt_ids": "rzoo.engine.generate",
     "stream": "rzoo.engine.generate",
 }

@@ -26,23 +26,48 @@ RulesOption = Annotated[str | None, typer.Option("--rules", help="Such as tensor
 
 
 @app.command()
-def models(as_json: AsJson = False) -> None:
+def models(
+    layout: Annotated[str | None, typer.Option(metavar="NAME", help="Show the layers of this one instead.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List what can be loaded by name, with exact parameter counts."""
-    from rzoo.presets import presets
+    from rzoo.catalog import presets
 
+    if layout is not None:
+        _print_layout(layout, as_json)
+        return
     found = presets()
     if as_json:
-        fields = ("name", "alias", "parameters", "bytes", "bits", "found")
+        fields = ("name", "alias", "parameters", "bytes", "bits", "found", "thinking")
         _print_json([{field: getattr(info, field) for field in fields} for info in found])
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("model", "parameters", "size", "bits", "found", box=None, pad_edge=False)
+    table = Table("model", "parameters", "size", "bits", "thinking", "found", box=None, pad_edge=False)
     for info in found:
         name = info.name if info.alias is None else f"{info.name} ({info.alias})"
-        table.add_row(name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.found)
+        table.add_row(
+            name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.thinking or "-", info.found
+        )
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _print_layout(name: str, as_json: bool) -> None:
+    from rzoo.catalog import layout
+
+    found = layout(name)
+    if as_json:
+        runs = [{"block": block, "layers": layers} for block, layers in found.runs]
+        _print_json({**vars(found), "runs": runs})
+        return
+    print(
+        f"{found.name}: {found.layers} layers, {found.distinct_blocks} distinct blocks in {len(found.runs)} runs,"
+        f" {found.kv_slots} with keys and values"
+    )
+    for block, layers in found.runs:
+        label = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
+        print(f"{label:>9}  {len(layers):>3}x  {block}")
 
 
 @app.command()
@@ -51,6 +76,9 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text; - reads standard input.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 512,
     raw: Annotated[bool, typer.Option(help="Continue the text as it is, without the chat template.")] = False,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Switch a reasoning model's thinking on or off.")
+    ] = None,
     dtype: Dtype = None,
     policy: Policy = "exact",
     mesh: MeshOption = None,
@@ -64,12 +92,12 @@ def generate(
     lm = _load(model, dtype, policy, mesh, rules)
     start = time.perf_counter()
     if as_json:
-        answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw)
+        answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
         seconds = time.perf_counter() - start
         result = {"model": lm.source, **vars(answer), "seconds": round(seconds, 3)}
         _say(json.dumps(result, ensure_ascii=False, indent=2))
         return
-    answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw)
+    answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
     try:
         for piece in answer:
             _say(piece, end="")

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from rzoo.compile.programs import programs_of
 from rzoo.core import RzooError
 from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
-from rzoo.sharding.programs import programs_of
+from rzoo.models.stacking import unstack
 
 # Lengths to which ids are padded on the right, so that few programs serve all; longer ids run in chunks of the last.
 BUCKETS = (16, 64, 256, 1024)
@@ -27,8 +28,8 @@ class About:
     """What belongs to a loaded model beside numbers. Compared by identity: it never enters a compiled program.
 
     source: what was asked for and where it was found. bits: how the file stores most weights, e.g. "Q4_1".
-    tokenizer, template: None where the checkpoint has none. stops: ids that end an answer. recommended: sampling
-    settings.
+    tokenizer, template: None where the checkpoint has none. stops: ids that end an answer. thinking: an entry of
+    rzoo.formats.THINKING, None for a model without. recommended: sampling settings.
     """
 
     source: str = "memory"
@@ -36,6 +37,7 @@ class About:
     tokenizer: Any = None
     template: str | None = None
     stops: tuple[int, ...] = ()
+    thinking: str | None = None
     recommended: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +76,7 @@ class LM:
 
     def module(self) -> nnx.Module:
         """The nnx.Module over the same arrays; what is done to it does not reach this handle."""
-        return registry.assemble(self.config, self.forms, self.params)
+        return registry.assemble(self.config, self.forms, unstack(self.config, self.params))
 
     def __call__(self, ids: Any, capture: Sequence[str] | None = None) -> Any:
         """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).

@@ -13,6 +13,7 @@ from rzoo.models.cache import Cache, Slot
 from rzoo.models.forms import Forms
 from rzoo.models.moe import experts_in_tiles
 from rzoo.models.registry import abstract_weights
+from rzoo.models.stacking import unstack
 from rzoo.models.weights import Quantized
 from rzoo.sharding.collectives import AttendInShares, OnShards, RouteOnShards, SharedOut, SplitSlot
 from rzoo.sharding.mesh import Sizes, checked_sizes, make_mesh
@@ -32,7 +33,7 @@ def place(lm: Any, mesh: Sizes, rules: str, *, kv: str = "split") -> Any:
     RzooError with everything that does not divide, and the nearest sizes that do.
     """
     forms = forms_for(lm.config, mesh, rules, unplaced(lm.forms), kv=kv)
-    params = {path: value for path, value in lm.params.items() if path in abstract_weights(lm.config)}
+    params = unstack(lm.config, lm.params)
     placed = {path: put(forms.place, path, axes, params[own]) for path, own, axes in held(lm.config, forms)}
     return replace(lm, params=placed, forms=forms, mesh=forms.place.mesh)  # type: ignore[attr-defined]
 
@@ -54,8 +55,9 @@ def forms_for(config: Any, mesh: Sizes, rules: str, forms: Forms, *, kv: str = "
 
 
 def unplaced(forms: Forms) -> Forms:
-    """The forms of a model before it was placed."""
-    return forms.new_cache.unplaced if isinstance(forms.new_cache, NewCache | NewPipelineCache) else forms
+    """The forms of a model before it was placed, layer by layer."""
+    own = forms.new_cache
+    return replace(own.unplaced if isinstance(own, NewCache | NewPipelineCache) else forms, stacked=False)
 
 
 def held(config: Any, forms: Forms) -> list[tuple[str, str, tuple[str, ...]]]:

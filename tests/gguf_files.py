@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import gguf
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
-from rzoo.models.names import named
+from rzoo.models.names import file_shape, named
 from rzoo.models.registry import abstract_weights, family_of
+from rzoo.models.rope import DefaultRope, frequencies
 from tests.goldens import GOLDEN
 
 F32 = gguf.GGMLQuantizationType.F32
@@ -49,6 +51,31 @@ def write_llama(
         writer.add_tensor(row.gguf, gguf.quants.quantize(array, stored), raw_dtype=stored)
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(rope_freqs, np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return path
+
+
+def write_deci(path: Path, config, params) -> Path:
+    """A model with a block layout as a GGUF file of arch deci in float32: three arrays describe its blocks."""
+    writer = gguf.GGUFWriter(path, "deci")
+    writer.add_block_count(config.layers)
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.width)
+    writer.add_head_count([0 if block.attention is None else config.heads for block in config.blocks])
+    writer.add_head_count_kv([getattr(block.attention, "kv_heads", 0) for block in config.blocks])
+    writer.add_feed_forward_length([block.ffn.width if block.ffn else 0 for block in config.blocks])
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope.theta)
+    _add_tokenizer(writer, config.vocab_size)
+    one, width = jnp.ones(1, jnp.int32), config.head_width
+    plain = frequencies(DefaultRope(theta=config.rope.theta), width, one)
+    writer.add_tensor("rope_freqs.weight", np.asarray(plain / frequencies(config.rope, width, one))[0])
+    for our_path, (axes, weight) in abstract_weights(config).items():
+        row = named(family_of(config).names, our_path)
+        array = np.asarray(params[our_path]).reshape(file_shape(axes, weight.shape))
+        writer.add_tensor(row.gguf, turned(array, weight.shape[0]) if row.turned else array)
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()

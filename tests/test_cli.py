@@ -33,10 +33,20 @@ def test_models_are_listed_as_text_and_as_json():
     assert "134,515,008" in text.stdout
     found = {entry["name"]: entry for entry in json.loads(data.stdout)}
     assert found["llama-3.1-8b-instruct"]["parameters"] == 8_030_261_248
-    assert set(found["llama-3.1-8b-instruct"]) == {"name", "alias", "parameters", "bytes", "bits", "found"}
+    assert set(found["llama-3.1-8b-instruct"]) == {"name", "alias", "parameters", "bytes", "bits", "found", "thinking"}
+
+
+def test_the_layout_of_a_model_is_printed_as_text_and_as_json():
+    text = rzoo("models", "--layout", "super-49b").stdout
+    assert "80 layers, 8 distinct blocks in 25 runs, 49 with keys and values" in text
+    assert "    12-41   30x  attention h=64 k=8, mlp f=28672\n" in text
+    ultra = json.loads(rzoo("models", "--layout", "ultra-253b", "--json").stdout)
+    assert (ultra["layers"], ultra["distinct_blocks"], len(ultra["runs"]), ultra["kv_slots"]) == (162, 15, 32, 64)
+    assert {"block": "mlp f=425984", "layers": [134]} in ultra["runs"]
 
 
 MISTAKES = [
+    (("models", "--layout", "super-48b"), "preset (super-48b) is unknown; did you mean super-49b"),
     (("generate", "smolm2", "hi"), "source (smolm2) is unknown\n  presets: did you mean smollm2"),
     (("generate", "absent/model/path", "hi"), "no such file or folder"),
     (("generate", str(GOLDEN / "qwen2"), "hi"), "has no tokenizer"),

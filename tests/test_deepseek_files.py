@@ -221,6 +221,15 @@ def test_the_layer_of_multi_token_prediction_is_skipped_with_one_counted_line(pr
         rzoo.load(str(tmp_path / "x"), quiet=True)
 
 
+@pytest.mark.parametrize(("field", "words"), [("num_hidden_layers", "layers"), ("n_routed_experts", "experts")])
+def test_absurd_counts_are_refused_before_anything_is_made_of_them(field, words, tmp_path):
+    shutil.copytree(V3, tmp_path / "x")
+    config = json.loads((V3 / "config.json").read_text()) | {field: 2**40, "num_nextn_predict_layers": 2**40}
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RzooError, match=rf"the config says {2**40} {words}, but the file has 139 tensors"):
+        rzoo.load(str(tmp_path / "x"), quiet=True)
+
+
 def test_no_weights_exist_of_the_briefs_sizes():
     with pytest.raises(RzooError, match="no weights exist"):
         rzoo.load("brief/v3-175b", quiet=True)

@@ -1,5 +1,7 @@
 """Laws that every family keeps, on tiny real models."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,11 +97,18 @@ def test_gradients_reach_every_weight(lm):
 
 def test_checkpointed_and_mapped_calls_give_the_same(lm):
     whole = lm(IDS)
-    np.testing.assert_allclose(jax.vmap(lambda row: lm(row[None])[0])(IDS), whole, atol=2e-5)
-    summed = lambda model: jax.checkpoint(lambda m: m(IDS))(model).sum()  # noqa: E731
-    np.testing.assert_allclose(
-        jax.grad(summed)(lm).params["embed"], jax.grad(lambda m: m(IDS).sum())(lm).params["embed"], rtol=2e-4, atol=1e-4
-    )
+    np.testing.assert_allclose(jax.jit(jax.vmap(lambda row: lm(row[None])[0]))(IDS), whole, atol=2e-5)
+    gradient = lambda f: jax.jit(jax.grad(lambda m: f(m).sum()))(lm).params["embed"]  # noqa: E731
+    plain, checkpointed = gradient(lambda m: m(IDS)), gradient(jax.checkpoint(lambda m: m(IDS)))
+    np.testing.assert_allclose(checkpointed, plain, rtol=2e-4, atol=1e-4)
+
+
+def test_stacked_layers_give_the_logits_of_the_unstacked_with_a_cache_and_without(lm):
+    stacked = replace(lm, forms=replace(lm.forms, stacked=True))
+    np.testing.assert_allclose(stacked(IDS), lm(IDS), atol=2e-5)
+    state = prefill(stacked, [IDS[0, :20].tolist(), IDS[1, :7].tolist()], room=8)
+    np.testing.assert_allclose(state.logits[0], lm(IDS)[0, 19], atol=2e-5)
+    np.testing.assert_allclose(state.logits[1], lm(IDS)[1, 6], atol=2e-5)
 
 
 def test_the_module_computes_the_same_over_the_same_arrays(lm):

@@ -7,10 +7,10 @@ import pytest
 import rzoo
 from rzoo.engine.session import prefill
 from rzoo.models import step
-from tests.goldens import DEEPSEEKS, GOLDEN, LLAMAS, in_old_spelling, reference
+from tests.goldens import DEEPSEEKS, GOLDEN, LLAMAS, NEMOTRONS, in_old_spelling, reference
 
 
-@pytest.fixture(scope="module", params=LLAMAS + DEEPSEEKS)
+@pytest.fixture(scope="module", params=LLAMAS + DEEPSEEKS + NEMOTRONS)
 def golden(request):
     """(name, handle, reference)."""
     return request.param, rzoo.load(str(GOLDEN / request.param), quiet=True), reference(request.param)

@@ -19,12 +19,13 @@ LAYERS = (
         "tokenizer",
         "template",
         "chat",
+        "formats",
         "handle",
         "checkpoint",
         "engine",
         "evals",
     ),
-    *("data", "train", "knowledge", "serve", "rzoo", "presets", "bench", "cli", "__main__"),
+    *("data", "train", "knowledge", "serve", "rzoo", "catalog", "bench", "cli", "__main__"),
 )
 
 

@@ -164,7 +164,9 @@ def test_ids_that_are_none_are_refused(ids, words):
 
 def test_unknown_captures_are_refused():
     lm = rzoo.load(str(GOLDEN / "qwen2"), quiet=True)
-    with pytest.raises(RzooError, match=r"capture \(hiden\) is unknown; known: hidden, router, attention"):
+    with pytest.raises(
+        RzooError, match=r"capture \(hiden\) is unknown; known: hidden, router, load, attention, entropy"
+    ):
         lm([[1]], capture=("hiden",))
 
 

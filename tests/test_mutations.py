@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import rzoo
-from rzoo.models import deepseek, layers, llama, moe, rope, step
+from rzoo.core import RzooError
+from rzoo.models import deepseek, layers, llama, moe, nemotron, rope, step
+from rzoo.models.forms import rms_norm
 from rzoo.models.rope import DefaultRope
 from tests.goldens import GOLDEN, reference
 
@@ -53,6 +55,21 @@ def zeroed(*suffixes):
     return apply
 
 
+def normed_without_attention(block, x, at, starts, slot):
+    """Norms the stream of a block without attention, which has no norm there."""
+    stream = x if block.attention is not None else rms_norm(x, jnp.ones(x.shape[-1]), 1e-5)
+    return NEMOTRON_BLOCK(block, stream, at, starts, slot)
+
+
+def unnormed_linear(block, x, at, starts, slot):
+    """Gives the linear map in the place of attention the stream itself."""
+    if isinstance(block.attention, nemotron.LinearMap):
+        return x + block.attention(x) + block.mlp(block.mlp_norm(x + block.attention(x))), slot
+    return NEMOTRON_BLOCK(block, x, at, starts, slot)
+
+
+NEMOTRON_BLOCK = nemotron.Block.__call__
+
 MUTATIONS = {
     "llama3 scaling ignored": ("llama_llama3rope", config_value(rope=DefaultRope(theta=500000.0)), 5.0),
     "theta 10000": (
@@ -89,6 +106,25 @@ MUTATIONS = {
         function(llama, "rotation", lambda r, w, p, n: rope.rotation(r, w, 2 * p, n)),
         1.0,
     ),
+    "norm where there is no attention": (
+        "nemotron_nas",
+        function(nemotron.Block, "__call__", normed_without_attention),
+        5.8,
+    ),
+    "linear map left out": ("nemotron_nas", function(nemotron.LinearMap, "__call__", lambda self, x: x), 4.5),
+    "norm before a linear map left out": ("nemotron_nas", function(nemotron.Block, "__call__", unnormed_linear), 3.1),
+}
+
+# name -> (what to break, words of the refusal): facts that already the shapes of the weights guard.
+REFUSED = {
+    "size of a group taken for KV heads": (
+        function(nemotron, "_divided", lambda part, heads: part.count("n_heads_in_group")),
+        "model.layers.2.self_attn.k_proj.weight is [16, 64], the config says [64, 64]",
+    ),
+    "widths not rounded up to 256": (
+        function(nemotron, "up_to_256", lambda width: width),
+        "model.layers.0.mlp.gate_proj.weight is [512, 64], the config says [298, 64]",
+    ),
 }
 
 
@@ -99,3 +135,12 @@ def test_the_golden_notices(name, monkeypatch):
     lm = mutate(rzoo.load(str(GOLDEN / golden), quiet=True), monkeypatch)
     logits = jax.jit(lambda ids: step.forward(lm.blueprint, lm.params, ids))(expected["input_ids"])
     assert np.abs(logits - expected["logits"]).max() >= effect / 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_shapes_of_the_golden_notice(name, monkeypatch):
+    mutate, words = REFUSED[name]
+    mutate(None, monkeypatch)
+    with pytest.raises(RzooError) as error:
+        rzoo.load(str(GOLDEN / "nemotron_nas"), quiet=True)
+    assert words in str(error.value)

@@ -27,6 +27,9 @@ COUNTS = {
     "deepseek-v3.1": 671_026_419_200,
     "deepseek-v2-lite": 15_706_484_224,
     "brief/v3-175b": 174_626_015_880,
+    "llama-3.3-nemotron-super-49b-v1": 49_867_145_216,
+    "llama-3.3-nemotron-super-49b-v1.5": 49_867_145_216,
+    "llama-3.1-nemotron-ultra-253b-v1": 253_401_268_224,
 }
 
 

@@ -1,6 +1,5 @@
 """Encoding, decoding and streaming, on a small byte-level vocabulary made here and on real files where they are."""
 
-# ruff: noqa: RUF001 (DeepSeek writes its tokens with fullwidth bars)
 from __future__ import annotations
 
 import importlib.util

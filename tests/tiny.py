@@ -6,6 +6,7 @@ from typing import Any
 from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.moe import SigmoidRouting, SoftmaxRouting
+from rzoo.models.nemotron import BlockSpec, FeedForwardSpec, GroupedAttentionSpec, Linear, NemotronConfig, parse_layout
 from rzoo.models.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
 
 SIZES = {"vocab_size": 97, "width": 32, "ffn_width": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8}
@@ -29,7 +30,14 @@ V3 = DeepSeekConfig(
     context=2048,
 )
 
-TINY = {
+# Every kind of part; runs of equal blocks, one of them with nothing in its midst; widths that ffn_mult can't say.
+BLOCKS = (
+    *parse_layout("2*2/48 -/48 -/- -/48 4/-"),
+    BlockSpec(Linear(), FeedForwardSpec(256)),
+    BlockSpec(GroupedAttentionSpec(1), Linear()),
+)
+
+TINY: dict[str, Any] = {
     "llama": LlamaConfig(**SIZES, rope=Llama3Rope(factor=8.0, original_context=64), context=2048),
     "llama-tied": LlamaConfig(**SIZES, tied=True, context=2048),
     "llama-biased": LlamaConfig(**SIZES, qkv_bias=True, output_bias=True, mlp_bias=True, context=2048),
@@ -47,6 +55,14 @@ TINY = {
         experts=ExpertsConfig(count=8, active=2, width=16, shared=2, routing=SoftmaxRouting(scale=1.5)),
     ),
     "deepseek-dense": replace(V3, experts=None, rope=DefaultRope(), tied=True),
+    "nemotron": NemotronConfig(
+        vocab_size=97,
+        width=32,
+        heads=4,
+        head_width=8,
+        blocks=BLOCKS,
+        rope=Llama3Rope(factor=8.0, original_context=64),
+    ),
 }
 
 # Sizes that every rule table divides on 2, 4 and 8 devices.
@@ -54,6 +70,11 @@ EVEN = {"vocab_size": 96, "width": 32, "ffn_width": 64, "layers": 4, "heads": 8,
 
 DIVISIBLE: dict[str, Any] = {
     "llama": LlamaConfig(**EVEN, kv_heads=8, head_width=8),
+    "nemotron": NemotronConfig(
+        **{name: size for name, size in EVEN.items() if name not in ("ffn_width", "layers")},
+        head_width=8,
+        blocks=(*parse_layout("8/64 8/128 -/64"), BlockSpec(GroupedAttentionSpec(8), Linear())),
+    ),
     "deepseek-v3": DeepSeekConfig(
         **EVEN,
         q_rank=16,

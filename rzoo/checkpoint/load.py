@@ -13,8 +13,10 @@ from rzoo.compile.aot import use_compile_cache
 from rzoo.compile.kernels import default_forms
 from rzoo.compile.precision import numerics_of
 from rzoo.core import RzooError, dtype_named
+from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
 from rzoo.models.forms import Forms
+from rzoo.models.presets import Preset
 from rzoo.models.registry import Params, abstract_weights, always_float32, count_parameters
 from rzoo.models.weights import Numerics
 from rzoo.sharding.choose import choose, implied_rules
@@ -59,14 +61,17 @@ def load(
     if not quiet and jax.process_index() == 0:
         for line in (*opened.warnings, *chosen, _announcement(located, opened, held)):
             print(f"rzoo: {line}", file=sys.stderr)
+    preset = located.preset or Preset(config=opened.config)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
+    template = template or TEMPLATES.get(preset.template or "")
     about = About(
         source=f"{located.name} from {located.path}",
         bits=opened.bits,
         tokenizer=opened.tokenizer,
         template=template,
         stops=opened.stops,
-        recommended=opened.recommended,
+        thinking=preset.thinking or thinking_of(template),
+        recommended={**preset.recommended, **opened.recommended},
     )
     params = read_weights(opened, held, located.name, forms)
     return LM(opened.config, params, forms, policy, about, getattr(forms.place, "mesh", None))

@@ -84,6 +84,7 @@ def match(config: Any, shapes: Mapping[str, tuple[int, ...]], *, kind: str, wher
     Either name of a tied pair serves for both. Raises one RzooError with all missing, unexpected and wrong-shaped
     tensors.
     """
+    _check_counts(config, len(shapes), kind, where)
     table = family_of(config).names
     owns = {row.apart.split("{}")[-1] for row in table if row.apart}
     found = sources(config, kind, apart=kind == "gguf" and any(n.endswith(own) for own in owns for n in shapes))
@@ -106,6 +107,20 @@ def match(config: Any, shapes: Mapping[str, tuple[int, ...]], *, kind: str, wher
     return Match(found, copies)
 
 
+def _check_counts(config: Any, tensors: int, kind: str, where: str) -> None:
+    """Refuses a config that names more layers or experts than the file has tensors, before lists of them are made."""
+    counts = {"layers": config.layers}
+    if kind == "hf" and getattr(config, "experts", None) is not None:
+        counts["experts"] = config.experts.count
+    for field, count in counts.items():
+        if count > tensors:
+            raise RzooError(
+                f"{where}: the config says {count} {field}, but the file has {tensors} tensors",
+                field=field,
+                value=count,
+            )
+
+
 def without_mtp(config: Any, names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
     """`names` without the tensors of layers past the model's last that predict further tokens, and a warning that
     counts them. Only families that know such layers have them.
@@ -114,11 +129,11 @@ def without_mtp(config: Any, names: Iterable[str]) -> tuple[list[str], tuple[str
     extra = getattr(config, "mtp_layers", None)
     if extra is None:
         return names, ()
-    layers = range(config.layers, config.layers + max(extra, 1))
-    skipped = [name for name in names if _layer(name) in layers]
-    of = ", ".join(str(layer) for layer in layers)
+    found = {name: layer for name in names if (layer := _layer(name)) is not None}
+    skipped = {n: i for n, i in found.items() if config.layers <= i < config.layers + max(extra, 1)}
+    of = ", ".join(str(layer) for layer in sorted(set(skipped.values())))
     words = f"skipped {len(skipped)} tensors of layer {of} (multi-token prediction, no part of the model)"
-    return [name for name in names if _layer(name) not in layers], (words,) if skipped else ()
+    return [name for name in names if name not in skipped], (words,) if skipped else ()
 
 
 def _layer(name: str) -> int | None:

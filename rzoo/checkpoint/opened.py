@@ -16,6 +16,7 @@ from rzoo.core import RzooError
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.names import file_slices
+from rzoo.models.nemotron import NemotronConfig
 from rzoo.models.registry import abstract_weights, config_from_hf
 from rzoo.models.weights import Quantized
 from rzoo.tokenizer import Tokenizer
@@ -28,8 +29,9 @@ ARCHITECTURES: dict[str, Callable[..., Any]] = {
     "llama": LlamaConfig.from_gguf,
     "qwen2": LlamaConfig.from_gguf,
     "deepseek2": DeepSeekConfig.from_gguf,
+    "deci": NemotronConfig.from_gguf,
 }
-TURNED = ("llama",)
+TURNED = ("llama", "deci")
 
 
 @dataclass(frozen=True)

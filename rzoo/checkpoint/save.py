@@ -12,6 +12,7 @@ from rzoo.checkpoint.names import sources
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.registry import family_of
+from rzoo.models.stacking import unstack
 from rzoo.models.weights import Quantized
 
 
@@ -49,12 +50,12 @@ def export(
 def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor of the file; a weight in blocks gives two."""
     sharing: dict[tuple[str, ...], list[str]] = {}
-    found = sources(lm.config, "hf")
+    found, params = sources(lm.config, "hf"), unstack(lm.config, lm.params)
     for path, source in found.items():
         sharing.setdefault(source.names, []).append(path)
     for names, paths in sharing.items():
         paths.sort(key=lambda path: found[path].part or (0, 0))
-        source, values = found[paths[0]], [lm.params[path] for path in paths]
+        source, values = found[paths[0]], [params[path] for path in paths]
         for i, name in enumerate(names):
             parts = [_entry(values[0], i)] if source.stacked else values
             yield from _written(name, parts, source.shape, fp8 and source.row.blocks)

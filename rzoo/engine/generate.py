@@ -14,6 +14,7 @@ import numpy as np
 from rzoo.chat import encode_chat, opens_reasoning, split_reasoning
 from rzoo.core import RzooError
 from rzoo.engine.session import decode, prefill
+from rzoo.formats import with_thinking
 from rzoo.handle import LM
 from rzoo.tokenizer import IncrementalDecoder
 
@@ -65,10 +66,13 @@ class _Row:
         return Completion(text, self.prompt, tuple(self.tokens), reasoning, self.finish_reason or "interrupted")
 
 
-def generate(lm: LM, prompts: Any, *, max_new_tokens: int = 512, raw: bool = False) -> Any:
+def generate(
+    lm: LM, prompts: Any, *, max_new_tokens: int = 512, raw: bool = False, thinking: bool | None = None
+) -> Any:
     """Greedy answers: one prompt gives one Completion, a list of prompts a list in the same order, computed as one
     batch.
 
+    thinking: True or False switches a reasoning model's thinking on or off; None leaves the model as it comes.
     Ctrl-C ends early with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a prompt
     that is empty, malformed or leaves no room in the context.
     """
@@ -76,7 +80,7 @@ def generate(lm: LM, prompts: Any, *, max_new_tokens: int = 512, raw: bool = Fal
     batch: Any = [prompts] if single else list(prompts)
     if not batch:
         return []
-    rows = [_row(lm, prompt, max_new_tokens, raw) for prompt in batch]
+    rows = [_row(lm, prompt, max_new_tokens, raw, thinking) for prompt in batch]
     try:
         for _ in _run(lm, rows):
             pass
@@ -92,11 +96,13 @@ class Stream(Iterator[str]):
     Joined, the pieces are the text that `generate` decodes. `completion` is what there is so far, also after Ctrl-C.
     """
 
-    def __init__(self, lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False):
+    def __init__(
+        self, lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False, thinking: bool | None = None
+    ):
         if not is_single(prompt):
             raise RzooError("stream takes one prompt; a list of prompts goes to generate", field="prompt")
         _needs_text(lm)
-        self._row = _row(lm, prompt, max_new_tokens, raw)
+        self._row = _row(lm, prompt, max_new_tokens, raw, thinking)
         self._pieces = (piece for pieces in _run(lm, [self._row]) for piece in pieces if piece)
         self._seconds: list[float] = [time.perf_counter()]  # when asked for, then when each piece came
 
@@ -121,12 +127,14 @@ class Stream(Iterator[str]):
         return f"{made} tokens, first after {came[0] - start:.1f} s{rate} ({self.completion.finish_reason})"
 
 
-def stream(lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False) -> Stream:
+def stream(
+    lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False, thinking: bool | None = None
+) -> Stream:
     """The answer to one prompt piece by piece: `for piece in rzoo.stream(lm, "…"): print(piece, end="")`.
 
     Raises RzooError here, before the first piece is asked for, as `generate` does.
     """
-    return Stream(lm, prompt, max_new_tokens=max_new_tokens, raw=raw)
+    return Stream(lm, prompt, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
 
 
 def is_single(prompts: Any) -> bool:
@@ -158,12 +166,12 @@ def _run(lm: LM, rows: list[_Row]) -> Iterator[list[str]]:
         step = len(tokens[0])
 
 
-def _row(lm: LM, prompt: Any, max_new_tokens: int, raw: bool) -> _Row:
+def _row(lm: LM, prompt: Any, max_new_tokens: int, raw: bool, thinking: bool | None) -> _Row:
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise RzooError(
             f"max_new_tokens ({max_new_tokens}) must be at least 1", field="max_new_tokens", value=max_new_tokens
         )
-    ids = prompt_ids(lm, prompt, raw=raw)
+    ids = prompt_ids(lm, prompt, raw=raw, thinking=thinking)
     room = lm.config.context - len(ids)
     if room < 1:
         raise RzooError(
@@ -177,24 +185,35 @@ def _row(lm: LM, prompt: Any, max_new_tokens: int, raw: bool) -> _Row:
     return _Row(tuple(ids), min(max_new_tokens, room), decoder, opened)
 
 
-def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False) -> list[int]:
-    """The token ids of one prompt, as `generate` reads it: exactly one BOS where the model uses one."""
+def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False, thinking: bool | None = None) -> list[int]:
+    """The token ids of one prompt, as `generate` reads it: exactly one BOS where the model uses one.
+
+    thinking: True or False puts the words that switch it into the conversation (rzoo.formats.THINKING).
+    """
     if isinstance(prompt, str):
         _needs_text(lm)
         if raw or lm.about.template is None:
             ids = lm.tokenizer.encode(prompt, add_bos=lm.tokenizer.add_bos_token)
         else:
-            ids = encode_chat(lm.tokenizer, [{"role": "user", "content": prompt}], template=lm.about.template)
+            ids = _chat_ids(lm, [{"role": "user", "content": prompt}], thinking)
     elif len(prompt) and all(isinstance(m, Mapping) for m in prompt):
         _needs_text(lm)
         if lm.about.template is None:
             raise RzooError(
                 "messages need a chat template and this model has none", field="prompt", fix="give plain text"
             )
-        ids = encode_chat(lm.tokenizer, list(prompt), template=lm.about.template)
+        ids = _chat_ids(lm, prompt, thinking)
     else:
         ids = [int(i) for i in prompt]
     _check_ids(ids, lm.config.vocab_size)
+    return ids
+
+
+def _chat_ids(lm: LM, messages: Any, thinking: bool | None) -> list[int]:
+    asked = with_thinking(lm.about.thinking, messages, thinking)
+    ids = encode_chat(lm.tokenizer, asked.messages, template=lm.about.template, **asked.variables)
+    if asked.opening and not opens_reasoning(lm.tokenizer.decode(ids[-8:], skip_special=False)):
+        ids += lm.tokenizer.encode(asked.opening)
     return ids
 
 

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rzoo.compile.programs import on_host, programs_of
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.cache import Cache
 from rzoo.sharding.fit import check_cache_fits
-from rzoo.sharding.programs import on_host, programs_of
 
 CHUNKS = (512, 128, 32)  # lengths in which prompts are read; the last piece is padded to the shortest that holds it
 DECODE_STEPS = 16  # tokens of one device loop: between loops the host looks at text, stops and Ctrl-C

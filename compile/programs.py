@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from rzoo.compile.aot import decode_options
 from rzoo.models import step
 from rzoo.models.step import Blueprint
 from rzoo.sharding import pipeline
@@ -31,7 +32,12 @@ WHOLE = Programs(
     forward_captured=_jit(step.forward_captured),
     prefill_chunk=_jit(step.prefill_chunk, donate_argnames="cache"),
     prefill_chunk_scored=_jit(step.prefill_chunk_scored, donate_argnames="cache"),
-    decode=jax.jit(step.decode, static_argnames=("blueprint", "steps", "select"), donate_argnames="cache"),
+    decode=jax.jit(
+        step.decode,
+        static_argnames=("blueprint", "steps", "select"),
+        donate_argnames="cache",
+        compiler_options=decode_options(),
+    ),
 )
 STAGED = Programs(
     forward=pipeline.forward,
