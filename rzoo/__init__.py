@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rzoo.catalog import presets as presets
     from rzoo.checkpoint.load import load as load
     from rzoo.checkpoint.save import export as export
+    from rzoo.checkpoint.training import save as save
     from rzoo.core import RzooError as RzooError
     from rzoo.engine.generate import (
         Completion as Completion,
@@ -35,6 +36,7 @@ _PUBLIC = {
     "load": "rzoo.checkpoint.load",
     "presets": "rzoo.catalog",
     "prompt_ids": "rzoo.engine.generate",
+    "save": "rzoo.checkpoint.training",
     "stream": "rzoo.engine.generate",
 }
 __all__ = ["__version__", *_PUBLIC]

@@ -107,6 +107,40 @@ def generate(
 
 
 @app.command()
+def export(
+    model: Model,
+    folder: Annotated[str, typer.Argument(help="Where to write; it must be empty or not exist.")],
+    fp8: Annotated[bool, typer.Option(help="Write weights in FP8 blocks, as DeepSeek publishes them.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace the checkpoint that is there.")] = False,
+    dtype: Dtype = None,
+    mesh: MeshOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Write a model in Hugging Face form, for transformers and others to read."""
+    import rzoo
+
+    path = rzoo.export(_load(model, dtype, "exact", mesh, rules), folder, fp8=fp8, overwrite=overwrite)
+    _say(f"wrote {path}")
+
+
+@app.command()
+def save(
+    model: Model,
+    folder: Annotated[str, typer.Argument(help="A folder of steps; it is made where it does not exist.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Number of the step; default: after the latest.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="How many of the latest steps to leave.")] = None,
+    dtype: Dtype = None,
+    mesh: MeshOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Save a model as a step of training (Orbax), to be restored on any mesh."""
+    import rzoo
+
+    saving = rzoo.save(_load(model, dtype, "exact", mesh, rules), folder, step, keep=keep)
+    _say(f"saved {saving.path}")
+
+
+@app.command()
 def bench(
     model: Model = "smollm2",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,

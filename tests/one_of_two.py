@@ -31,8 +31,7 @@ def main() -> None:
     lm = rzoo.load(MODEL, mesh={"tensor": 8}, quiet=True)
     read = bytes_read() - before
     own = sum(sum(per_device(value)) for value in lm.params.values())
-    if hasattr(rzoo, "save"):
-        rzoo.save(small, OUT, step=3)
+    rzoo.save(small, OUT, step=3)
     print(json.dumps({"read": read, "own": own, "tokens": tokens, "devices": jax.device_count(), "pid": os.getpid()}))
 
 

@@ -119,6 +119,10 @@ def test_two_processes_of_four_devices_are_one_machine(folders, tmp_path):
         assert process["devices"] == 8
         assert process["tokens"] == alone
         assert process["read"] <= 1.05 * process["own"]  # its slices and the headers
+    saved = rzoo.load(str(tmp_path / "o"), quiet=True)
+    assert saved.params.keys() == lm.params.keys()
+    for path, value in lm.params.items():
+        np.testing.assert_array_equal(saved.params[path], value)
 
 
 SETTINGS = [

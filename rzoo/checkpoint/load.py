@@ -9,6 +9,7 @@ import numpy as np
 
 from rzoo.checkpoint.opened import Opened, open_checkpoint
 from rzoo.checkpoint.sources import Located, locate
+from rzoo.checkpoint.training import chosen_paths
 from rzoo.compile.aot import use_compile_cache
 from rzoo.compile.kernels import default_forms
 from rzoo.compile.precision import numerics_of
@@ -36,17 +37,20 @@ def load(
     mesh: Sizes | str | None = None,
     rules: str | None = None,
     kv: str = "split",
+    only: str | None = None,
     quiet: bool = False,
 ) -> LM:
-    """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
+    """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file, a hub id, or a step of `rzoo.save`
+    (of a folder of steps the latest).
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
     "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
     policy: "exact" computes in float32, "stored" in the held type with float32 sums. mesh: sizes such as {"data": 2,
     "tensor": 4}, or "auto" for what `choose` takes of all devices; None is one device. Each device's part is read from
     the file by itself. rules: such as "tensor×data" (x will do); None are those with the mesh's axes. kv: as in
-    sharding.place. One line on what will be loaded goes to stderr before weights are read, unless quiet. Raises
-    RzooError for whatever is absent, malformed or too large.
+    sharding.place. only: a part of the weights, such as "layers.0-3,embed"; the handle can't compute with less than
+    all. A step is held as it was saved where dtype is None. One line on what will be loaded goes to stderr before
+    weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
     """
     join_processes()
     located = locate(source)
@@ -73,7 +77,8 @@ def load(
         thinking=preset.thinking or thinking_of(template),
         recommended={**preset.recommended, **opened.recommended},
     )
-    params = read_weights(opened, held, located.name, forms)
+    as_saved = opened.read_all is not None and dtype is None
+    params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
     return LM(opened.config, params, forms, policy, about, getattr(forms.place, "mesh", None))
 
 
@@ -115,7 +120,7 @@ def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> st
         )
     on_cpu = jax.default_backend() == "cpu"
     named = [asked if asked == "fp8" else dtype_named(asked).name] if asked is not None else []
-    wanted = named or (["float32", opened.dtype] if on_cpu else [opened.dtype])
+    wanted = named or (["float32", opened.dtype] if on_cpu and opened.read_all is None else [opened.dtype])
     free = free_memory()
     sizes = {}
     for candidate in dict.fromkeys(wanted):
@@ -155,11 +160,14 @@ def _announcement(located: Located, opened: Opened, held: str) -> str:
     return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
 
 
-def read_weights(opened: Opened, dtype: str, name: str, forms: Forms) -> Params:
-    """All weights, one tensor at a time: beside those placed, memory holds at most one more."""
+def read_weights(opened: Opened, dtype: str | None, name: str, forms: Forms, paths: list[str]) -> Params:
+    """The weights `paths`, one tensor at a time: beside those placed, memory holds at most one more."""
+    if opened.read_all is not None:
+        return opened.read_all(paths, dtype, forms)
+    assert dtype is not None
     _check_copies(opened)
     params: Params = {}
-    wanted = held_weights(opened.config, forms)
+    wanted = [entry for entry in held_weights(opened.config, forms) if entry[1] in paths]
     for path, weight, axes in _with_progress(wanted, name, held_bytes(opened, dtype)):
         own = "float32" if weight in always_float32(opened.config) else dtype
         if isinstance(forms.place, Placement | Pipeline):
