@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rzoo.models.weights import Numerics
 
 KEY_BLOCK = 512  # keys of one step of attend_in_blocks: scores of a 512-token chunk are then 1 MiB a head
+ONE_QUERY_BLOCK = 64  # the same for a single token: few keys past the last one in use are read
 
 
 def attend(
@@ -78,7 +79,7 @@ def attend_to_blocks(
     one block after another.
     """
     t = q.shape[1]
-    block = KEY_BLOCK if s % KEY_BLOCK == 0 else s
+    block = block_of(t, s)
     grouped = _by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
 
     def step(j, carry):
@@ -98,6 +99,12 @@ def attend_to_blocks(
     used = jnp.minimum((jnp.max(starts) + t + block - 1) // block, s // block)
     _, total, out = jax.lax.fori_loop(0, used, step, first)
     return _by_query_head((out / total[..., None]).astype(q.dtype))
+
+
+def block_of(t: int, s: int) -> int:
+    """Keys of one step of attend_to_blocks for t queries against s positions."""
+    wanted = ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK
+    return wanted if s % wanted == 0 else s
 
 
 def _visible(starts: Int[Array, " b"], t: int, key_positions: Int[Array, " s"]) -> Bool[Array, "b 1 1 t s"]:
