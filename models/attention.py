@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rzoo.models.weights import Numerics
 
 KEY_BLOCK = 512  # keys of one step of attend_in_blocks: scores of a 512-token chunk are then 1 MiB a head
+ONE_QUERY_BLOCK = 64  # the same for a single token: few keys past the last one in use are read
 
 
 def attend(
@@ -95,7 +96,7 @@ def partial_sums(
     weighted by it. Where a query sees none of the keys the sums are 0; `starts` may be negative.
     """
     t = q.shape[1]
-    block = KEY_BLOCK if s % KEY_BLOCK == 0 else s
+    block = block_of(t, s)
     grouped = _by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
 
     def step(j, carry):
@@ -114,6 +115,12 @@ def partial_sums(
     first = (lowest, jnp.zeros(rows, wide), jnp.zeros((*rows, value_width), wide))
     used = jnp.minimum((jnp.max(starts) + t + block - 1) // block, s // block)
     return jax.lax.fori_loop(0, used, step, first)
+
+
+def block_of(t: int, s: int) -> int:
+    """Keys of one step of attend_to_blocks for t queries against s positions."""
+    wanted = ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK
+    return wanted if s % wanted == 0 else s
 
 
 def _visible(starts: Int[Array, " b"], t: int, key_positions: Int[Array, " s"]) -> Bool[Array, "b 1 1 t s"]:
