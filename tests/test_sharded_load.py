@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import rzoo
 from rzoo.compile.kernels import default_forms
@@ -17,6 +18,7 @@ from rzoo.handle import LM
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.registry import initialize
 from rzoo.models.weights import Numerics
+from tests.goldens import GOLDEN, LLAMAS
 from tests.tiny import DIVISIBLE
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +54,9 @@ def test_a_mesh_may_be_text_or_be_chosen(folders, capsys):
     assert dict(rzoo.load(str(folders["llama"]), mesh="tensor=4", quiet=True).mesh.shape) == {"tensor": 4}
     lm = rzoo.load(str(folders["llama"]), mesh="auto")
     assert dict(lm.mesh.shape) == {"tensor": 8}
-    assert "rzoo: chosen for 8 devices: mesh tensor=8, rules tensor" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "rzoo: chosen for 8 devices: mesh tensor=8, rules tensor" in said
+    assert "copies of the same weights on several devices: 0 MiB (most: layers.*.attention_norm.scale 0 MiB" in said
     assert dict(rzoo.load(str(folders["llama"]), rules="fsdp", quiet=True).mesh.shape) == {"fsdp": 8}
 
 
@@ -61,6 +65,30 @@ def test_a_cache_that_does_not_fit_is_refused_before_compiling(folders, monkeypa
     monkeypatch.setattr("rzoo.sharding.fit.free_memory", lambda: 2**20)
     with pytest.raises(RzooError, match="a cache for 1 rows of 512 tokens needs 1 MiB; 1 MiB of memory are free"):
         rzoo.generate(lm, [[1] * 300], max_new_tokens=30)
+
+
+@pytest.mark.parametrize("golden", [*LLAMAS, "deepseek_v3", "nemotron_nas"])
+def test_an_export_from_a_mesh_is_the_checkpoint_that_was_loaded(golden, tmp_path):
+    lm = rzoo.load(str(GOLDEN / golden), mesh={"fsdp": 4}, quiet=True)
+    rzoo.export(lm, tmp_path / "out")
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", GOLDEN / golden))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("name", ["llama", "deepseek-v3"])
+def test_transformers_reads_an_export_from_a_mesh(folders, name, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers torch")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    lm = rzoo.load(str(folders[name]), mesh={"tensor": 4}, quiet=True)
+    rzoo.export(lm, tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    ids = np.random.default_rng(0).integers(0, 96, (2, 20))
+    with torch.no_grad():
+        reference = model(torch.as_tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(lm(ids), reference, atol=1e-4)
 
 
 MEASURE = """

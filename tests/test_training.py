@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -292,18 +293,19 @@ def test_a_process_killed_while_it_saves_leaves_the_latest_step_whole(tmp_path):
 
 
 def wait_for_bytes(root: Path, wanted: int) -> int:
-    """Waits until an unfinished save has `wanted` bytes, or is no longer there; the bytes that it had."""
+    """Waits until an unfinished save has `wanted` bytes, which it then has; 0 where it finished before that."""
     seen = 0
-    while True:
+    while seen < wanted:
         partial = next(iter(root.glob(".*.partial-*")), None) if root.is_dir() else None
         if partial is None and seen:
             return 0
-        sizes = []
-        for path in partial.rglob("*") if partial else ():
-            try:
-                sizes.append(path.stat().st_size)
-            except OSError:
-                return 0
-        seen = max(seen, sum(sizes))
-        if seen >= wanted:
-            return seen
+        seen = max(seen, sum(sizes_below(partial)) if partial else 0)
+    return seen
+
+
+def sizes_below(folder: Path):
+    """Bytes of each file in a folder that another process is writing to."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                yield os.stat(os.path.join(parent, name)).st_size

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from rzoo.models.registry import Params, abstract_weights, always_float32, count
 from rzoo.models.weights import Numerics
 from rzoo.sharding.choose import choose, implied_rules
 from rzoo.sharding.distributed import join_processes
-from rzoo.sharding.fit import device_bytes, free_memory, in_gib, largest_weight_bytes, weight_bytes
+from rzoo.sharding.fit import copies, device_bytes, free_memory, in_gib, largest_weight_bytes, weight_bytes
 from rzoo.sharding.mesh import Sizes, checked_sizes, parse_mesh
 from rzoo.sharding.pipeline import Pipeline
 from rzoo.sharding.place import forms_for, held as held_weights, spread
@@ -63,7 +64,7 @@ def load(
     forms = forms_for(opened.config, *wanted, own, kv=kv) if wanted else own
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
-        for line in (*opened.warnings, *chosen, _announcement(located, opened, held)):
+        for line in (*opened.warnings, *chosen, _announcement(located, opened, held), *_copies(opened, held, forms)):
             print(f"rzoo: {line}", file=sys.stderr)
     preset = located.preset or Preset(config=opened.config)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
@@ -89,8 +90,10 @@ def _mesh_for(
     if mesh is None and rules is None:
         return None, ()
     if mesh in (None, "auto"):
-        count = jax.device_count()
-        choice = choose(opened.config, count, rules=rules, dtype=opened.dtype, free=free_memory())
+        count, free = jax.device_count(), free_memory()
+        if free is not None and jax.default_backend() == "cpu":
+            free //= jax.local_device_count()  # they share it
+        choice = choose(opened.config, count, rules=rules, dtype=opened.dtype, free=free)
         return (choice.mesh, choice.rules), (f"chosen for {count} devices: {choice}",)
     sizes = parse_mesh(mesh) if isinstance(mesh, str) else checked_sizes(mesh or {})
     return (sizes, rules or implied_rules(sizes)), ()
@@ -158,6 +161,16 @@ def _announcement(located: Located, opened: Opened, held: str) -> str:
     count = count_parameters(opened.config)
     size = in_gib(held_bytes(opened, held))
     return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
+
+
+def _copies(opened: Opened, held: str, forms: Forms) -> Iterator[str]:
+    """A line on weights that more than one device holds."""
+    if not isinstance(forms.place, Placement | Pipeline):
+        return
+    found = copies(opened.config, opened.dtype if held == "fp8" else held, forms.place)
+    if found:
+        largest = ", ".join(f"{name} {in_gib(size)}" for name, size in list(found.items())[:3])
+        yield f"copies of the same weights on several devices: {in_gib(sum(found.values()))} (most: {largest})"
 
 
 def read_weights(opened: Opened, dtype: str | None, name: str, forms: Forms, paths: list[str]) -> Params:
