@@ -3,6 +3,7 @@
     lm = rzoo.load("smollm2")              # a preset, a folder, a .gguf file, a hub id
     logits = lm(ids)                       # [b, t] -> float32 [b, t, v]
     rzoo.generate(lm, "What is the capital of France?").text
+    rzoo.save(lm, "steps/")                # restored by load on any mesh: load("steps/", mesh={"tensor": 4})
 
 Nothing heavy is imported until one of these names is used.
 """

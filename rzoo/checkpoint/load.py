@@ -58,18 +58,24 @@ def load(
     opened = open_checkpoint(located.path)
     _check_preset(located, opened.config)
     wanted, chosen = _mesh_for(opened, mesh, rules)
-    forms = forms_for(opened.config, *wanted, default_forms(Numerics()), kv=kv) if wanted else None
-    held = choose_dtype(opened, dtype, located.name, forms.place if forms else None)
-    own = default_forms(numerics_of(policy, opened.dtype if held == "fp8" else held))
-    forms = forms_for(opened.config, *wanted, own, kv=kv) if wanted else own
+    on_mesh = lambda forms: forms_for(opened.config, *wanted, forms, kv=kv) if wanted else forms  # noqa: E731
+    held = choose_dtype(opened, dtype, located.name, on_mesh(default_forms(Numerics())).place)
+    forms = on_mesh(default_forms(numerics_of(policy, opened.dtype if held == "fp8" else held)))
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
         for line in (*opened.warnings, *chosen, _announcement(located, opened, held), *_copies(opened, held, forms)):
             print(f"rzoo: {line}", file=sys.stderr)
+    as_saved = opened.read_all is not None and dtype is None
+    params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
+    whole = getattr(forms.place, "mesh", None)
+    return LM(opened.config, params, forms, policy, _about(located, opened), whole)
+
+
+def _about(located: Located, opened: Opened) -> About:
     preset = located.preset or Preset(config=opened.config)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
     template = template or TEMPLATES.get(preset.template or "")
-    about = About(
+    return About(
         source=f"{located.name} from {located.path}",
         bits=opened.bits,
         tokenizer=opened.tokenizer,
@@ -78,9 +84,6 @@ def load(
         thinking=preset.thinking or thinking_of(template),
         recommended={**preset.recommended, **opened.recommended},
     )
-    as_saved = opened.read_all is not None and dtype is None
-    params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
-    return LM(opened.config, params, forms, policy, about, getattr(forms.place, "mesh", None))
 
 
 def _mesh_for(
@@ -112,7 +115,7 @@ def _check_preset(located: Located, config: Any) -> None:
 def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> str:
     """The type to hold weights in; RzooError with the sizes that would fit where the wanted one does not.
 
-    place: where they will lie, None for the default device.
+    place: the form by that name, which says where they will lie.
     """
     if asked == "fp8" and opened.fp8_bytes is None:
         raise RzooError(
@@ -150,7 +153,7 @@ def held_bytes(opened: Opened, held: str) -> int:
 
 def needed_bytes(opened: Opened, held: str, place: Any) -> int:
     """What weights take of the memory that free_memory counts: of a device, or of the host whose devices share it."""
-    if place is None:
+    if not isinstance(place, Placement | Pipeline):
         return held_bytes(opened, held)
     on_one = device_bytes(opened.config, opened.dtype if held == "fp8" else held, place)
     local = [d for d in place.mesh.devices.flat if d.process_index == jax.process_index()]
