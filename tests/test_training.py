@@ -155,6 +155,21 @@ def test_weights_may_be_given_away_while_they_are_written(tmp_path):
     assert_same_bits(rzoo.load(str(tmp_path), quiet=True), same)
 
 
+LEAVE = """
+import sys
+import rzoo
+from tests.test_training import DIVISIBLE, tiny
+rzoo.save(tiny(DIVISIBLE["llama"]), sys.argv[1], wait=False)
+"""
+
+
+def test_a_program_that_ends_finishes_its_save(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", LEAVE, tmp_path], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_same_bits(rzoo.load(str(tmp_path), quiet=True), tiny(DIVISIBLE["llama"]))
+
+
 def refused(act) -> str:
     """The words with which something is refused."""
     with pytest.raises(RzooError) as error:

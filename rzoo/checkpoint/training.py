@@ -6,7 +6,6 @@ CRC-32 of every file under params/. A step appears under its number when it is c
 folder that nothing reads and the next save removes.
 """
 
-import atexit
 import json
 import math
 import os
@@ -18,6 +17,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,16 @@ def save(lm: LM, folder: str | Path, step: int | None = None, *, keep: int | Non
     return saving
 
 
-@atexit.register
+@cache
+def _wait_at_exit() -> None:
+    """Has the interpreter wait for saves before it stops the thread pools that Orbax writes with.
+
+    atexit and threads that are joined at the end come after that; the call that concurrent.futures uses for its own
+    stop is the only one before, last registered first.
+    """
+    threading._register_atexit(_wait_for_all)  # type: ignore[attr-defined]
+
+
 def _wait_for_all() -> None:
     for saving in list(_running.values()):
         saving.wait()
@@ -140,6 +149,7 @@ def _start(partial: Path, arrays: dict[str, jax.Array]) -> Any:
     """Copies the arrays and begins to write them."""
     import orbax.checkpoint as ocp
 
+    _wait_at_exit()
     checkpointer = ocp.StandardCheckpointer()
     try:
         checkpointer.save(partial / PARAMS, arrays)
