@@ -108,7 +108,8 @@ class SharedOut:
         mine = (indices >= first) & (indices < first + experts)
         local = jnp.where(mine, indices - first, experts)
         out = self.function(x, local, jnp.where(mine, weights, 0), gate, up, down, numerics)
-        shared = [axis for letter in "ef" for axis in names(self.placement.axes_of(letter))]
+        axes = [axis for letter in "ef" for axis in names(self.placement.axes_of(letter))]
+        shared = [axis for axis in axes if self.placement.degree(axis) > 1]
         return jax.lax.psum(out, shared) if shared else out
 
 
