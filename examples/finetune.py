@@ -1,6 +1,6 @@
 """Fine-tunes a model with optax on a text that repeats, until its loss has halved.
 
-python examples/finetune.py FOLDER
+python examples/finetune.py [MODEL]
 """
 
 import sys
@@ -11,9 +11,9 @@ import optax
 
 import rzoo
 
-lm = rzoo.load(sys.argv[1])
+lm = rzoo.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
 ids = jnp.tile(jnp.arange(1, 9), (4, 4))
-optimizer = optax.adamw(3e-3)
+optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
 
 def loss(lm):

@@ -1,6 +1,6 @@
 """Logits, hidden states and gradients of a loaded model.
 
-python examples/logits_and_grads.py smollm2
+python examples/logits_and_grads.py [MODEL]
 """
 
 import sys
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import rzoo
 
-lm = rzoo.load(sys.argv[1])
+lm = rzoo.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
 ids = jnp.asarray([rzoo.prompt_ids(lm, "The capital of France is Paris.", raw=True) if lm.tokenizer else [1, 2, 3, 4]])
 
 logits, captured = lm(ids, capture=("hidden", "attention"))

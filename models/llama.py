@@ -197,14 +197,15 @@ class Llama(nnx.Module):
         return self.logits(self.hidden_states(tokens)[0])
 
     def hidden_states(
-        self, tokens: Int[Array, "b t"], cache: Cache | None = None
+        self, tokens: Int[Array, "b t"], cache: Cache | None = None, counts: Int[Array, " b"] | None = None
     ) -> tuple[Float[Array, "b t d"], Cache | None]:
         """Hidden states after the final norm; with a cache, of tokens that follow what it holds, and the cache with
         them.
 
-        The lengths of the returned cache are the old ones: the caller knows how many of the t tokens are real.
+        counts: how many of the t tokens of each row are real (None: all). The lengths of the returned cache are the old
+        ones: the caller adds to them.
         """
-        x, out = self.through_layers(self.embedded(tokens), cache)
+        x, out = self.through_layers(self.embedded(tokens), cache, counts)
         return self.norm(x), out
 
     def embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
@@ -214,14 +215,15 @@ class Llama(nnx.Module):
         return x
 
     def through_layers(
-        self, x: Float[Array, "b t d"], cache: Cache | None = None
+        self, x: Float[Array, "b t d"], cache: Cache | None = None, counts: Int[Array, " b"] | None = None
     ) -> tuple[Float[Array, "b t d"], Cache | None]:
         """What leaves the last of the layers that this module holds, before the final norm; cache as in hidden_states,
         a slot for each of them.
         """
         starts = jnp.zeros(x.shape[0], jnp.int32) if cache is None else cache.lengths
         positions = starts[:, None] + jnp.arange(x.shape[1])
-        at = rotation(self.config.rope, self.config.head_width, positions, starts + x.shape[1])
+        length = starts + (x.shape[1] if counts is None else counts)
+        at = rotation(self.config.rope, self.config.head_width, positions, length)
         slots = []
         for i, layer in enumerate(self.layers):
             x, slot = layer(x, at, starts, None if cache is None else cache.slots[i])

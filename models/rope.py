@@ -88,6 +88,11 @@ class DividedRope:
 Rope = DefaultRope | LinearRope | DynamicRope | Llama3Rope | YarnRope | DividedRope
 
 
+def depends_on_length(rope: Rope) -> bool:
+    """Whether frequencies change with the length of a row: then it may be neither padded nor read in chunks unsaid."""
+    return isinstance(rope, DynamicRope)
+
+
 def yarn_mscale(factor: float, coefficient: float) -> float:
     """YaRN's 0.1 * coefficient * ln(factor) + 1, and 1 where nothing is extended."""
     return 0.1 * coefficient * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -75,7 +75,7 @@ def prefill_chunk(
     keeps its entries; its logits mean nothing.
     """
     module = blueprint.module(params)
-    x, cache = module.hidden_states(tokens, cache)
+    x, cache = module.hidden_states(tokens, cache, counts)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
     return module.logits(last), cache.with_lengths(cache.lengths + counts).placed(blueprint.forms.place)
 

@@ -1,6 +1,8 @@
 """The `rzoo` command. Thin: each command parses, calls one public function, prints."""
 
+import errno
 import json
+import signal
 import sys
 import time
 from typing import Annotated, Any
@@ -12,12 +14,16 @@ app = typer.Typer(
     help="Open reasoning models in JAX: exact, readable, fast.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="--debug shows the traceback of an error. Compiled programs are kept in ~/.cache/rzoo (RZOO_CACHE).",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Model = Annotated[str, typer.Argument(help="A preset (see `rzoo models`), a folder, a .gguf file or a hub id.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: float32 where it fits.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, bfloat16, float16, or fp8 (blocks kept); default: float32 if it fits.")
+]
 Policy = Annotated[str, typer.Option(help="exact (float32) or stored (the held type, float32 sums).")]
 MeshOption = Annotated[
     str | None, typer.Option("--mesh", help="Such as tensor=4,data=2; default: chosen for the devices that there are.")
@@ -44,7 +50,10 @@ def models(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("model", "parameters", "size", "bits", "thinking", "found", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "parameters", "size", "bits", "thinking"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("found", overflow="ellipsis", no_wrap=True)
     for info in found:
         name = info.name if info.alias is None else f"{info.name} ({info.alias})"
         table.add_row(
@@ -75,7 +84,7 @@ def generate(
     model: Model,
     prompt: Annotated[str, typer.Argument(help="Text; - reads standard input.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 512,
-    raw: Annotated[bool, typer.Option(help="Continue the text as it is, without the chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="Switch a reasoning model's thinking on or off.")
     ] = None,
@@ -95,15 +104,25 @@ def generate(
         answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
         seconds = time.perf_counter() - start
         result = {"model": lm.source, **vars(answer), "seconds": round(seconds, 3)}
-        _say(json.dumps(result, ensure_ascii=False, indent=2))
+        _say(json.dumps(result, ensure_ascii=False))
+        if answer.finish_reason == "interrupted":
+            raise KeyboardInterrupt
         return
     answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
+    waiting = sys.stderr.isatty()
+    if waiting:  # the first piece takes seconds where programs have to be compiled, and more for a long prompt
+        _say(f"rzoo: reading {answer.prompt_length} tokens …", end="", file=sys.stderr)
     try:
         for piece in answer:
+            if waiting:
+                _say("\r\033[K", end="", file=sys.stderr)
+            waiting = False
             _say(piece, end="")
-    finally:  # also after Ctrl-C: what there is stays, and the line below says that it was cut
-        _say("")
-        _say(f"rzoo: {answer.report()}", file=sys.stderr)
+    except KeyboardInterrupt:  # what there is stays, and the line below says that it was cut
+        _say(f"\nrzoo: {answer.report()}", file=sys.stderr)
+        raise
+    _say("")
+    _say(f"rzoo: {answer.report()}", file=sys.stderr)
 
 
 @app.command()
@@ -161,6 +180,8 @@ def _load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: s
     from rzoo.sharding.distributed import join_processes
 
     join_processes()
+    rzoo.load, rzoo.generate  # noqa: B018  (imports what they need)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     several = mesh is None and rules is None and jax.device_count() > 1
     return rzoo.load(model, dtype=dtype, policy=policy, mesh="auto" if several else mesh, rules=rules)
 
@@ -174,11 +195,13 @@ def _say(text: str, **options: Any) -> None:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    print(json.dumps(value, ensure_ascii=False))
 
 
 def main() -> None:
     """Entry point: a user's mistake is one message and exit code 2, Ctrl-C is 130; --debug shows tracebacks."""
+    # Until the libraries are imported Ctrl-C ends the process: an exception in the middle of an import is swallowed.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -190,12 +213,24 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
-        from rzoo.core import RzooError
-
-        if debug or not isinstance(error, RzooError):
+        message = None if debug else _told(error)
+        if message is None:
             raise
-        print(f"rzoo: {error}", file=sys.stderr)
+        print(f"rzoo: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _told(error: Exception) -> str | None:
+    """What to say of an error that is no fault of the program; None for one that is."""
+    from rzoo.core import RzooError
+
+    if isinstance(error, RzooError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
+        return f"the output can't be written: {error.strerror}"
+    return (
+        "the terminal's encoding can't show the answer: set PYTHONUTF8=1" if isinstance(error, UnicodeError) else None
+    )
 
 
 if __name__ == "__main__":

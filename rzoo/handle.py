@@ -17,10 +17,14 @@ from rzoo.compile.programs import programs_of
 from rzoo.core import RzooError
 from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
+from rzoo.models.rope import depends_on_length
 from rzoo.models.stacking import unstack
 
 # Lengths to which ids are padded on the right, so that few programs serve all; longer ids run in chunks of the last.
 BUCKETS = (16, 64, 256, 1024)
+
+
+ONE_ROW = "one row of ids is [1, t]: ids[None]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +66,7 @@ class LM:
     @property
     def source(self) -> str:
         """What was loaded, from where and in which bits, in one line."""
-        held = next(iter(self.params.values())).dtype
+        held = getattr(self.params.get("embed"), "dtype", "no numbers")
         return f"{self.about.source} ({self.about.bits} in the file, {held} in memory)"
 
     @property
@@ -71,27 +75,33 @@ class LM:
         return step.Blueprint(self.config, self.forms)
 
     def with_params(self, params: registry.Params) -> "LM":
-        """The same model over other parameters."""
+        """The same model over other parameters. Raises RzooError where their names are not those of the model."""
+        if params.keys() != self.params.keys():
+            odd = sorted(params.keys() ^ self.params.keys())
+            raise RzooError(f"params: {len(odd)} names differ from the model's: {', '.join(odd[:4])}", field="params")
         return replace(self, params=params)
 
     def module(self) -> nnx.Module:
         """The nnx.Module over the same arrays; what is done to it does not reach this handle."""
         return registry.assemble(self.config, self.forms, unstack(self.config, self.params))
 
-    def __call__(self, ids: Any, capture: Sequence[str] | None = None) -> Any:
+    def __call__(self, ids: Any, capture: str | Sequence[str] | None = None) -> Any:
         """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).
 
         capture names "hidden" (embedding, then after each block, the last after the final norm), "attention"
         (probabilities [b, h, t, s]), "entropy" of these in nats [b, h, t], "router" (the weight that each token gives
         to each expert, [b, t, e]), "load" (tokens of each expert, [e]). Outside of a trace the program of the ids'
-        bucket is compiled once and kept; inside jax.grad, vmap or jit this is a plain function. Raises RzooError for
-        ids that are no [b, t] of vocabulary ids.
+        bucket is compiled once and kept; inside jax.grad, vmap or jit this is a plain function. Give jit the handle as
+        an argument, `jax.jit(lambda lm, ids: lm(ids))(lm, ids)`: one that it closes over is compiled in as constants.
+        Raises RzooError for ids that are no [b, t] of vocabulary ids.
         """
         traced = any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((ids, self.params)))
         if not traced:
             ids = checked_ids(ids, self.config)
+        elif jnp.ndim(ids) != 2:
+            raise RzooError(f"ids must have shape [b, t]; got {list(jnp.shape(ids))}", field="ids", fix=ONE_ROW)
         if capture is not None:
-            return self._captured(ids, tuple(capture))
+            return self._captured(ids, (capture,) if isinstance(capture, str) else tuple(capture))
         return step.forward(self.blueprint, self.params, jnp.asarray(ids)) if traced else self._bucketed(ids)
 
     def _captured(self, ids: Any, capture: tuple[str, ...]) -> Any:
@@ -108,6 +118,8 @@ class LM:
     def _bucketed(self, ids: np.ndarray) -> jax.Array:
         t = ids.shape[1]
         length = next((n for n in BUCKETS if n >= t), None)
+        if depends_on_length(self.config.rope):
+            length = t
         if length is not None:
             padded = np.pad(ids, ((0, 0), (0, length - t)))
             return programs_of(self.blueprint).forward(self.blueprint, self.params, padded)[:, :t]
@@ -142,12 +154,17 @@ class LM:
 
 def checked_ids(ids: Any, config: Any) -> np.ndarray:
     """ids as int32 [b, t]; RzooError for another shape or type, for unknown ids, or more than the context."""
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise RzooError(
+            "ids must be rows of one length, [b, t]", field="ids", fix="generate takes a list of them"
+        ) from error
     if array.ndim != 2 or not array.size or array.dtype.kind not in "iu":
         raise RzooError(
             f"ids must be integers of shape [b, t], both at least 1; got {array.dtype} {list(array.shape)}",
             field="ids",
-            fix="one row of ids: np.asarray([ids])",
+            fix=ONE_ROW if array.ndim == 1 else None,
         )
     wrong = array[(array < 0) | (array >= config.vocab_size)]
     if wrong.size:

@@ -230,7 +230,8 @@ def _encoding(core: tokenizers.Tokenizer, text: str) -> Any:
     try:
         return core.encode(text, add_special_tokens=False)
     except (UnicodeError, TypeError) as error:
-        raise RzooError(f"text is not valid Unicode: {error}", field="text") from error
+        fix = "give it as UTF-8: its bytes were read in another encoding"
+        raise RzooError("text is not valid Unicode", field="text", fix=fix) from error
 
 
 # tokenizer.json and the files beside it

@@ -2,9 +2,14 @@
 
 import _thread
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -123,7 +128,7 @@ def test_a_prompt_that_cannot_be_answered_is_refused_before_any_work(lm, prompt,
 
 
 def test_limits_are_checked(lm):
-    with pytest.raises(RzooError, match=r"max_new_tokens \(0\) must be at least 1"):
+    with pytest.raises(RzooError, match=r"max_new_tokens \(0\) must be an integer of at least 1"):
         rzoo.generate(lm, [1], max_new_tokens=0)
     with pytest.raises(RzooError, match="stream takes one prompt"):
         rzoo.stream(lm, [[1], [2]])
@@ -179,3 +184,60 @@ def test_prefill_memory_does_not_grow_with_the_square_of_the_length():
 def test_a_long_prompt_gives_the_logits_of_the_whole(lm):
     ids = np.random.default_rng(0).integers(0, 97, (1, 1500))
     np.testing.assert_allclose(prefill(lm, ids.tolist(), room=1).logits, lm(ids)[:, -1], atol=1e-4)
+
+
+def test_rotation_that_depends_on_length_is_not_changed_by_padding():
+    """Past its original context a dynamic rotation follows the row's length: buckets and chunks must not count in."""
+    from rzoo.compile.kernels import default_forms
+    from rzoo.handle import LM
+    from rzoo.models.registry import initialize
+    from rzoo.models.rope import DynamicRope
+    from rzoo.models.weights import Numerics
+    from tests.tiny import TINY
+
+    config = replace(TINY["llama-dynamic"], rope=DynamicRope(factor=4.0, original_context=40))
+    lm = LM(config, initialize(config), default_forms(Numerics()))
+    ids = np.random.default_rng(0).integers(0, 97, (2, 70))
+    whole = jax.jit(lambda model, i: model(i))(lm, ids)
+    np.testing.assert_allclose(lm(ids), whole, atol=2e-5)
+    state = prefill(lm, [ids[0].tolist(), ids[1, :50].tolist()], room=1)
+    np.testing.assert_allclose(state.logits[0], whole[0, -1], atol=2e-5)
+    np.testing.assert_allclose(state.logits[1], lm(ids[1:, :50])[0, -1], atol=2e-5)
+
+
+MISTAKES = [
+    (lambda lm: rzoo.generate(lm, [1.5, 2.0]), "a prompt is text, ids or messages; got float"),
+    (lambda lm: rzoo.generate(lm, b"hi"), "prompt is bytes"),
+    (lambda lm: rzoo.stream(lm, [1, 2]), "stream gives text, and this model has no tokenizer"),
+    (lambda lm: lm([[1, 2], [3]]), "ids must be rows of one length, [b, t]"),
+    (lambda lm: jax.vmap(lm)(np.ones((2, 3), int)), "ids must have shape [b, t]; got [3]"),
+    (lambda lm: lm.with_params({}), "names differ from the model's"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
+def test_a_slip_in_python_is_told_in_words(lm, call, words):
+    with pytest.raises(RzooError) as error:
+        call(lm)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("rzoo.generate('smollm2', 'hi')", "lm must be a handle from rzoo.load; got str"),
+        ("rzoo.generate(lm, [1], max_new_tokens='5')", "max_new_tokens ('5') must be an integer of at least 1"),
+    ],
+)
+def test_a_wrong_type_is_told_in_words_where_no_checker_runs(call, words):
+    program = f"import rzoo; lm = rzoo.load({str(GOLDEN / 'llama_tied')!r}, quiet=True); {call}"
+    env = {**os.environ, "PYTHONPATH": str(GOLDEN.parent.parent)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+    assert f"rzoo.core.RzooError: {words}" in done.stderr
+
+
+def test_answers_and_handles_print_as_what_they_are(talker):
+    answer = rzoo.generate(talker, "hi", max_new_tokens=3)
+    assert str(answer) == answer.text
+    assert "prompt_tokens" not in repr(answer)
+    assert "no numbers" in repr(jax.tree.map(lambda x: None, talker))

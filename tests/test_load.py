@@ -189,3 +189,12 @@ def test_a_load_takes_little_more_memory_than_its_weights(model_file):
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=GOLDEN.parent.parent)
     grown, weights, largest = map(int, done.stdout.split())
     assert grown <= weights + 2 * largest + 64 * 2**20
+
+
+def test_a_path_object_and_a_folder_with_one_gguf_file_are_sources(tmp_path):
+    from tests.gguf_files import write_llama
+
+    lm = rzoo.load(GOLDEN / "llama_tied", quiet=True)
+    (tmp_path / "folder").mkdir()
+    write_llama(tmp_path / "folder" / "model.gguf", "llama_tied", lm.config)
+    assert rzoo.load(tmp_path / "folder", quiet=True).config == lm.config

@@ -63,6 +63,7 @@ def bench(
     Raises RzooError for an engine it does not know or a count below 1.
     """
     _check(engines, threads, rounds)
+    weights_of(source)
     before = _loadavg()
     with Crew() as crew:
         for name in engines:

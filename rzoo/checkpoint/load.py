@@ -31,7 +31,7 @@ from rzoo.sharding.placement import Placement
 
 
 def load(
-    source: str,
+    source: str | os.PathLike[str],
     dtype: Any = None,
     policy: str = "exact",
     *,

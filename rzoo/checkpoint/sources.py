@@ -1,6 +1,7 @@
 """Finding a model: a preset's name, a folder, a GGUF file or a hub id becomes a path on this machine."""
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +19,18 @@ class Located:
     preset: Preset | None = None
 
 
-def locate(source: str) -> Located:
+def locate(source: str | os.PathLike[str]) -> Located:
     """Where the model called `source` lies. Raises RzooError that says which file is lacking and how to bring it."""
+    source = os.fspath(source) if isinstance(source, os.PathLike) else source
     if not isinstance(source, str) or not source.strip():
         raise RzooError(f"source ({source!r}) must be a preset, a folder, a .gguf file or a hub id", field="source")
     if source.lower() in _preset_names():
         full, entry = preset(source)
         return Located(_find(full, entry), full, entry)
     path = Path(source).expanduser()
+    ggufs = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").exists() else []
+    if len(ggufs) == 1:
+        return Located(ggufs[0], ggufs[0].name)
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return Located(path, path.name)
     if path.is_file():
@@ -47,13 +52,11 @@ def _fetched(source: str, path: Path) -> Path:
 
     if looks_like_hub_id(source) and not path.parent.is_dir():
         return fetch(source)
-    looks_like_path = path.suffix or len(path.parts) > 1
-    raise RzooError(
-        f"source ({source}): no such file or folder" if looks_like_path else f"source ({source}) is unknown",
-        field="source",
-        value=source,
-        fix=f"presets: {closest(source.lower(), _preset_names())}",
-    )
+    if path.suffix in (".gguf", ".safetensors", ".json") or os.sep in source:
+        fix = "give an existing folder or .gguf file, or a name that `rzoo models` lists"
+        raise RzooError(f"source ({source}): no such file or folder", field="source", value=source, fix=fix)
+    fix = f"presets: {closest(source.lower(), _preset_names())}"
+    raise RzooError(f"source ({source}) is unknown", field="source", value=source, fix=fix)
 
 
 def _find(name: str, entry: Preset) -> Path:

@@ -21,17 +21,20 @@ from rzoo.tokenizer import IncrementalDecoder
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer. tokens: ids of the answer as generated, the stop included. finish_reason: stop, length or
-    interrupted.
+    """One answer; printed, it is its text.
 
+    tokens: ids of the answer as generated, the stop included. finish_reason: stop, length or interrupted.
     text: the answer without its reasoning; reasoning: what stood between the think tags, or None.
     """
 
     text: str
-    prompt_tokens: tuple[int, ...]
-    tokens: tuple[int, ...]
+    prompt_tokens: tuple[int, ...] = field(repr=False)
+    tokens: tuple[int, ...] = field(repr=False)
     reasoning: str | None
     finish_reason: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass
@@ -72,9 +75,11 @@ def generate(
     """Greedy answers: one prompt gives one Completion, a list of prompts a list in the same order, computed as one
     batch.
 
-    thinking: True or False switches a reasoning model's thinking on or off; None leaves the model as it comes.
-    Ctrl-C ends early with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a prompt
-    that is empty, malformed or leaves no room in the context.
+    A prompt is text (one user turn where the model has a chat template; with raw, or where it has none, the text as it
+    is, control tokens in it alive), a list of messages {"role", "content"}, or a list of token ids. max_new_tokens: of
+    each answer, at most. thinking: True or False switches a reasoning model's thinking; None leaves it as it comes.
+    Ctrl-C ends the call with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a
+    prompt that is empty, malformed or leaves no room in the context.
     """
     single = is_single(prompts)
     batch: Any = [prompts] if single else list(prompts)
@@ -101,7 +106,8 @@ class Stream(Iterator[str]):
     ):
         if not is_single(prompt):
             raise RzooError("stream takes one prompt; a list of prompts goes to generate", field="prompt")
-        _needs_text(lm)
+        if isinstance(lm, LM) and lm.tokenizer is None:
+            raise RzooError("stream gives text, and this model has no tokenizer", field="lm", fix="generate takes ids")
         self._row = _row(lm, prompt, max_new_tokens, raw, thinking)
         self._pieces = (piece for pieces in _run(lm, [self._row]) for piece in pieces if piece)
         self._seconds: list[float] = [time.perf_counter()]  # when asked for, then when each piece came
@@ -113,6 +119,11 @@ class Stream(Iterator[str]):
             self._seconds.append(time.perf_counter())
 
     @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._row.prompt)
+
+    @property
     def completion(self) -> Completion:
         """The answer so far."""
         return self._row.completion()
@@ -120,11 +131,12 @@ class Stream(Iterator[str]):
     def report(self) -> str:
         """One line: tokens, seconds to the first piece (compiling included), tokens a second after it."""
         made, start, *came = len(self._row.tokens), *self._seconds
-        if not came:
-            return "no tokens"
+        if not came or not made:
+            return f"no tokens ({self.completion.finish_reason})"
         after, span = max(made - 1, 0), came[-1] - came[0]
         rate = f", then {after / span:.1f} tokens/s" if after and span > 0 else ""
-        return f"{made} tokens, first after {came[0] - start:.1f} s{rate} ({self.completion.finish_reason})"
+        tokens = "1 token" if made == 1 else f"{made} tokens"
+        return f"{tokens}, first after {came[0] - start:.1f} s{rate} ({self.completion.finish_reason})"
 
 
 def stream(
@@ -139,6 +151,8 @@ def stream(
 
 def is_single(prompts: Any) -> bool:
     """Whether this is one prompt (text, ids, messages) and not a list of prompts."""
+    if isinstance(prompts, bytes):
+        raise RzooError("prompt is bytes: decode them to text first", field="prompt")
     if isinstance(prompts, str):
         return True
     if hasattr(prompts, "ndim"):
@@ -167,9 +181,13 @@ def _run(lm: LM, rows: list[_Row]) -> Iterator[list[str]]:
 
 
 def _row(lm: LM, prompt: Any, max_new_tokens: int, raw: bool, thinking: bool | None) -> _Row:
+    if not isinstance(lm, LM):
+        raise RzooError(f"lm must be a handle from rzoo.load; got {type(lm).__name__}", field="lm")
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise RzooError(
-            f"max_new_tokens ({max_new_tokens}) must be at least 1", field="max_new_tokens", value=max_new_tokens
+            f"max_new_tokens ({max_new_tokens!r}) must be an integer of at least 1",
+            field="max_new_tokens",
+            value=max_new_tokens,
         )
     ids = prompt_ids(lm, prompt, raw=raw, thinking=thinking)
     room = lm.config.context - len(ids)
@@ -192,10 +210,14 @@ def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False, thinking: bool | None 
     """
     if isinstance(prompt, str):
         _needs_text(lm)
+        if not prompt.strip():
+            raise RzooError("the prompt is empty", field="prompt", fix="give some text")
         if raw or lm.about.template is None:
             ids = lm.tokenizer.encode(prompt, add_bos=lm.tokenizer.add_bos_token)
         else:
             ids = _chat_ids(lm, [{"role": "user", "content": prompt}], thinking)
+    elif not isinstance(prompt, Sequence) and not hasattr(prompt, "__array__"):
+        raise RzooError(f"a prompt is text, ids or messages; got {type(prompt).__name__}", field="prompt", value=prompt)
     elif len(prompt) and all(isinstance(m, Mapping) for m in prompt):
         _needs_text(lm)
         if lm.about.template is None:
@@ -204,6 +226,9 @@ def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False, thinking: bool | None 
             )
         ids = _chat_ids(lm, prompt, thinking)
     else:
+        wrong = next((i for i in prompt if not hasattr(i, "__index__")), None)
+        if wrong is not None:
+            raise RzooError(f"prompt contains {wrong!r}, which is no token id", field="prompt", value=wrong)
         ids = [int(i) for i in prompt]
     _check_ids(ids, lm.config.vocab_size)
     return ids

@@ -16,6 +16,7 @@ from rzoo.compile.programs import on_host, programs_of
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.cache import Cache
+from rzoo.models.rope import depends_on_length
 from rzoo.sharding.fit import check_cache_fits
 
 CHUNKS = (512, 128, 32)  # lengths in which prompts are read; the last piece is padded to the shortest that holds it
@@ -38,6 +39,8 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int) -> State:
     """Reads prompts (token ids, one row each, none empty) into a fresh cache with room for `room` more tokens a row."""
     lengths = np.asarray([len(p) for p in prompts], np.int32)
     pieces = chunks_of(int(lengths.max()))
+    if depends_on_length(lm.config.rope):
+        pieces = [sum(pieces)]
     capacity = capacity_for(max(sum(pieces), int(lengths.max()) + room + 1))
     ids = np.zeros((len(prompts), sum(pieces)), np.int32)
     for row, prompt in zip(ids, prompts, strict=True):
