@@ -18,6 +18,8 @@ from rzoo.models.latent import attend_absorbed, attend_naive
 from rzoo.models.moe import experts_reference
 from rzoo.models.weights import Numerics
 
+# Kinds of operations that a policy may give types of their own.
+KINDS = ("projection", "attention", "experts", "head")
 CAPTURES = ("hidden", "router", "load", "attention", "entropy")
 
 
@@ -37,6 +39,7 @@ def keep_placement(x: Array, axes: str) -> Array:
 class Forms:
     """One function for each operation that has several forms; frozen and hashable, so that programs can be shared.
 
+    numerics: the types of all operations, but of those kinds that numerics_of names with others.
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
     experts_cached: the same two cases for a mixture of experts; signature in moe.py. norm(x, scale, eps). place(x,
@@ -46,6 +49,7 @@ class Forms:
     """
 
     numerics: Numerics = Numerics()
+    numerics_of: tuple[tuple[str, Numerics], ...] = ()
     attend: Callable[..., Array] = attend
     attend_prefill: Callable[..., Array] = attend
     attend_decode: Callable[..., Array] = attend
@@ -58,6 +62,10 @@ class Forms:
     place: Callable[[Array, str], Array] = keep_placement
     capture: tuple[str, ...] = ()
     stacked: bool = False
+
+    def types(self, kind: str) -> Numerics:
+        """The types of one of KINDS."""
+        return dict(self.numerics_of).get(kind, self.numerics)
 
     def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:
         """Sows value() as the Intermediate `name` of `module` where `name` is to be captured."""

@@ -29,7 +29,7 @@ class Blueprint:
     def empty_cache(self, batch: int, capacity: int) -> Cache:
         """A cache for `batch` rows of up to `capacity` tokens in the cache type of the forms."""
         make = empty_stacked_cache if self.forms.stacked else family_of(self.config).empty_cache
-        return make(self.config, batch, capacity, jnp.dtype(self.forms.numerics.cache))
+        return make(self.config, batch, capacity, jnp.dtype(self.forms.types("attention").cache))
 
     def module(self, params: Params) -> Any:
         """The module that programs run, over per-layer or stacked parameters."""

@@ -185,8 +185,7 @@ def contract_together(spec: str, x: Array, weights: Sequence[Stored], numerics: 
     """
     first = weights[0].get_value()
     if hasattr(first, "contract_together"):
-        return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)  # type:
-        ignore[attr - defined]
+        return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)
     return tuple(w.contract(spec, x, numerics) for w in weights)
 
 

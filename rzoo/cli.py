@@ -18,7 +18,9 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Model = Annotated[str, typer.Argument(help="A preset (see `rzoo models`), a folder, a .gguf file or a hub id.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: float32 where it fits.")]
-Policy = Annotated[str, typer.Option(help="exact (float32) or stored (the held type, float32 sums).")]
+Policy = Annotated[
+    str, typer.Option(help="exact (float32), stored (the held type, float32 sums) or fast (within a KL bound).")
+]
 
 
 @app.command()

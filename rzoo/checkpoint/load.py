@@ -10,8 +10,8 @@ import numpy as np
 from rzoo.checkpoint.opened import Opened, open_checkpoint
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.compile.aot import use_compile_cache
-from rzoo.compile.kernels import default_forms
-from rzoo.compile.precision import numerics_of
+from rzoo.compile.kernels import policy_forms
+from rzoo.compile.precision import bound_of
 from rzoo.core import RzooError, dtype_named
 from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
@@ -20,20 +20,21 @@ from rzoo.models.registry import Params, abstract_weights, always_float32, count
 from rzoo.sharding.fit import free_memory, in_gib, largest_weight_bytes, weight_bytes
 
 
-def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool = False) -> LM:
+def load(source: str, dtype: Any = None, policy: str = "exact", *, kl: float | None = None, quiet: bool = False) -> LM:
     """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
     "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
-    policy: "exact" computes in float32, "stored" in the held type with float32 sums. One line on what will be loaded
-    goes to stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too
-    large.
+    policy: "exact" computes in float32, "stored" in the held type with float32 sums, "fast" in whatever a tuner shows
+    to stay within `kl` nats of exact in the mean (0.01 where none is given). One line on what will be loaded goes to
+    stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
     """
     located = locate(source)
     opened = open_checkpoint(located.path)
     _check_preset(located, opened.config)
     held = choose_dtype(opened, dtype, located.name)
-    forms = default_forms(numerics_of(policy, opened.dtype if held == "fp8" else held))
+    bound = bound_of(policy, kl)
+    forms = policy_forms(policy, opened.dtype if held == "fp8" else held)
     use_compile_cache()
     if not quiet:
         for line in (*opened.warnings, _announcement(located, opened, held)):
@@ -50,7 +51,7 @@ def load(source: str, dtype: Any = None, policy: str = "exact", *, quiet: bool =
         thinking=preset.thinking or thinking_of(template),
         recommended={**preset.recommended, **opened.recommended},
     )
-    return LM(opened.config, read_weights(opened, held, located.name), forms, policy, about)
+    return LM(opened.config, read_weights(opened, held, located.name), forms, policy, about, bound=bound)
 
 
 def _check_preset(located: Located, config: Any) -> None:
