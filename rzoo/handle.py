@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from rzoo.compile.precision import BOUNDS, Bound
+from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
@@ -81,7 +82,7 @@ class LM:
 
     def module(self) -> nnx.Module:
         """The nnx.Module over the same arrays; what is done to it does not reach this handle."""
-        return registry.assemble(self.config, self.forms, unstack(self.config, self.params))
+        return registry.assemble(self.config, self.forms, plain(unstack(self.config, self.params)))
 
     def __call__(self, ids: Any, capture: Sequence[str] | None = None) -> Any:
         """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).

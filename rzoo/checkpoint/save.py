@@ -9,6 +9,7 @@ import numpy as np
 from rzoo.checkpoint import fp8 as blocks
 from rzoo.checkpoint.huggingface import write_folder
 from rzoo.checkpoint.names import sources
+from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.registry import family_of
@@ -50,7 +51,7 @@ def export(
 def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor of the file; a weight in blocks gives two."""
     sharing: dict[tuple[str, ...], list[str]] = {}
-    found, params = sources(lm.config, "hf"), unstack(lm.config, lm.params)
+    found, params = sources(lm.config, "hf"), plain(unstack(lm.config, lm.params))
     for path, source in found.items():
         sharing.setdefault(source.names, []).append(path)
     for names, paths in sharing.items():
