@@ -102,6 +102,31 @@ def generate(
 
 
 @app.command()
+def tune(
+    model: Model,
+    budget: Annotated[float, typer.Option(help="Seconds to search for.")] = 120.0,
+    batch: Annotated[list[int] | None, typer.Option(help="Rows to tune decode for; may be repeated: 1 and 8.")] = None,
+    dtype: Dtype = None,
+    policy: Policy = "exact",
+    kl: Annotated[float | None, typer.Option(help="Mean KL bound of policy fast, in nats.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the record of an earlier run.")] = False,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the ratios of all candidates.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest programs on this machine within the policy, and keep them for later loads."""
+    import rzoo
+    from rzoo.compile.record import draw, to_json
+
+    lm = rzoo.load(model, dtype=dtype, policy=policy, kl=kl, record=False)
+    say = lambda line: print(line, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731
+    tuned = rzoo.tune(lm, budget, batches=batch or (1, 8), resume=resume, progress=say)
+    if as_json:
+        _print_json(to_json(tuned.record))
+    if plot is not None:
+        draw(tuned.record, plot)
+
+
+@app.command()
 def bench(
     model: Model = "smollm2",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,

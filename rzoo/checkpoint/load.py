@@ -12,6 +12,7 @@ from rzoo.checkpoint.sources import Located, locate
 from rzoo.compile.aot import use_compile_cache
 from rzoo.compile.kernels import policy_forms
 from rzoo.compile.precision import bound_of
+from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
 from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
@@ -20,14 +21,23 @@ from rzoo.models.registry import Params, abstract_weights, always_float32, count
 from rzoo.sharding.fit import free_memory, in_gib, largest_weight_bytes, weight_bytes
 
 
-def load(source: str, dtype: Any = None, policy: str = "exact", *, kl: float | None = None, quiet: bool = False) -> LM:
+def load(
+    source: str,
+    dtype: Any = None,
+    policy: str = "exact",
+    *,
+    kl: float | None = None,
+    record: bool = True,
+    quiet: bool = False,
+) -> LM:
     """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
     "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
     policy: "exact" computes in float32, "stored" in the held type with float32 sums, "fast" in whatever a tuner shows
     to stay within `kl` nats of exact in the mean (0.01 where none is given). One line on what will be loaded goes to
-    stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
+    stderr before weights are read, unless quiet. record: apply the tuning record that rzoo.tune kept for exactly this
+    model, policy and machine, and say so. Raises RzooError for whatever is absent, malformed or too large.
     """
     located = locate(source)
     opened = open_checkpoint(located.path)
@@ -51,7 +61,13 @@ def load(source: str, dtype: Any = None, policy: str = "exact", *, kl: float | N
         thinking=preset.thinking or thinking_of(template),
         recommended={**preset.recommended, **opened.recommended},
     )
-    return LM(opened.config, read_weights(opened, held, located.name), forms, policy, about, bound=bound)
+    lm = LM(opened.config, read_weights(opened, held, located.name), forms, policy, about, bound=bound)
+    if not record:
+        return lm
+    tuned, words = recorded(lm)
+    if words and not quiet:
+        print(f"rzoo: {words}", file=sys.stderr)
+    return tuned
 
 
 def _check_preset(located: Located, config: Any) -> None:

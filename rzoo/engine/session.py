@@ -6,14 +6,13 @@ however lengths vary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rzoo.compile.aot import decode_options
+from rzoo.compile.aot import decode_options, decode_program, prefill_program
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.cache import Cache
@@ -22,13 +21,7 @@ CHUNKS = (512, 128, 32)  # lengths in which prompts are read; the last piece is 
 DECODE_STEPS = 16  # tokens of one device loop: between loops the host looks at text, stops and Ctrl-C
 SMALLEST_CAPACITY = 256
 
-_prefill = partial(jax.jit, static_argnames="blueprint", donate_argnames="cache")(step.prefill_chunk)
-_decode = partial(
-    jax.jit,
-    static_argnames=("blueprint", "steps", "select"),
-    donate_argnames="cache",
-    compiler_options=decode_options(),
-)(step.decode)
+_prefill, _decode = prefill_program(), decode_program(decode_options())
 
 
 @dataclass(frozen=True)
@@ -51,10 +44,11 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int) -> State:
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = prompt
     cache = lm.blueprint.empty_cache(len(prompts), capacity)
+    program = _prefill if lm.record is None else prefill_program(lm.record.options("prefill", len(prompts)))
     logits, start = None, 0
     for size in pieces:
         counts = np.clip(lengths - start, 0, size)
-        new, cache = _prefill(lm.blueprint, lm.params, ids[:, start : start + size], counts, cache)
+        new, cache = program(lm.blueprint, lm.params, ids[:, start : start + size], counts, cache)
         logits = new if logits is None else jnp.where((counts > 0)[:, None], new, logits)
         start += size
     assert logits is not None
@@ -82,7 +76,8 @@ def decode(
         cache = cache.grown(capacity_for(needed))
     key = jax.random.key(0) if key is None else key
     ids = jnp.asarray(stops or [-1], jnp.int32)
-    tokens, logits, cache = _decode(
+    program = _decode if lm.record is None else decode_program(lm.record.options("decode", rows))
+    tokens, logits, cache = program(
         lm.blueprint, lm.params, state.logits, cache, key, left, ids, steps=DECODE_STEPS, select=select
     )
     out = np.asarray(tokens)
