@@ -80,6 +80,24 @@ def attend_to_blocks(
     """Attention to s positions whose keys [b, k, size, c] and values [b, k, size, z] come from key_block(start, size),
     one block after another.
     """
+    _, total, out = partial_sums(q, key_block, kv_heads, s, value_width, starts, scale, numerics, size)
+    return _by_query_head((out / total[..., None]).astype(q.dtype))
+
+
+def partial_sums(
+    q: Float[Array, "b t h c"],
+    key_block: Callable[..., tuple[Array, Array]],
+    kv_heads: int,
+    s: int,
+    value_width: int,
+    starts: Int[Array, " b"],
+    scale: float,
+    numerics: Numerics,
+    size: int | None = None,
+) -> tuple[Float[Array, "b k g t"], Float[Array, "b k g t"], Float[Array, "b k g t z"]]:
+    """The softmax of attend_to_blocks before its division: largest score, sum of exp(score - largest), and the values
+    weighted by it. Where a query sees none of the keys the sums are 0; `starts` may be negative.
+    """
     t = q.shape[1]
     block = block_of(t, s, size)
     grouped = _by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
@@ -96,11 +114,10 @@ def attend_to_blocks(
 
     wide = jnp.dtype(numerics.accumulate)
     rows = grouped.shape[:-1]
-    lowest = jnp.full(rows, jnp.finfo(wide).min, wide)  # finite: block 0 always holds a visible key, position 0
+    lowest = jnp.full(rows, jnp.finfo(wide).min, wide)  # finite: -inf less -inf is no number
     first = (lowest, jnp.zeros(rows, wide), jnp.zeros((*rows, value_width), wide))
     used = jnp.minimum((jnp.max(starts) + t + block - 1) // block, s // block)
-    _, total, out = jax.lax.fori_loop(0, used, step, first)
-    return _by_query_head((out / total[..., None]).astype(q.dtype))
+    return jax.lax.fori_loop(0, used, step, first)
 
 
 def block_of(t: int, s: int, size: int | None = None) -> int:

@@ -5,7 +5,7 @@ padded on the right: entries at or past a row's length are rubbish that the caus
 a row can be reset by setting its length to 0. `s` is the capacity; it grows by buckets outside of compiled programs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,11 @@ class Cache:
         more = capacity - self.capacity
         pad = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, more), (0, 0)])  # noqa: E731
         return replace(self, slots=jax.tree.map(pad, self.slots))
+
+    def placed(self, place: Callable[[Array, str], Array]) -> "Cache":
+        """The same entries, each array where `place` says for its logical axes."""
+        slots = jax.tree.map(lambda a: place(a, "lbksc"[-a.ndim :]), self.slots)
+        return replace(self, slots=slots, lengths=place(self.lengths, "b"))
 
 
 def _write(

@@ -365,17 +365,30 @@ class DeepSeek(nnx.Module):
 
         The lengths of the returned cache are the old ones: the caller knows how many of the t tokens are real.
         """
-        starts = jnp.zeros(tokens.shape[0], jnp.int32) if cache is None else cache.lengths
-        positions = starts[:, None] + jnp.arange(tokens.shape[1])
-        at = rotation(self.config.rope, self.config.rope_width, positions, starts + tokens.shape[1])
+        x, out = self.through_layers(self.embedded(tokens), cache)
+        return self.norm(x), out
+
+    def embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        """What enters the first layer."""
         x = self.forms.place(self.embed.rows(tokens, self.forms.numerics), "btd")
         self.forms.observe(self, "hidden", lambda: x)
+        return x
+
+    def through_layers(
+        self, x: Float[Array, "b t d"], cache: Cache | None = None
+    ) -> tuple[Float[Array, "b t d"], Cache | None]:
+        """What leaves the last of the layers that this module holds, before the final norm; cache as in hidden_states,
+        a slot for each of them.
+        """
+        starts = jnp.zeros(x.shape[0], jnp.int32) if cache is None else cache.lengths
+        positions = starts[:, None] + jnp.arange(x.shape[1])
+        at = rotation(self.config.rope, self.config.rope_width, positions, starts + x.shape[1])
         slots = []
         for i, layer in enumerate(self.layers):
             x, slot = layer(x, at, starts, None if cache is None else cache.slots[i])
             slots.append(slot)
         out = None if cache is None else Cache(tuple(slots), cache.lengths)
-        return self.norm(x), out
+        return x, out
 
     def logits(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch v"]:
         """Scores of the vocabulary from final hidden states, in float32."""

@@ -7,6 +7,7 @@ records and models never ask which one they got.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from rzoo.models.attention import attend
+from rzoo.models.cache import Cache
 from rzoo.models.latent import attend_absorbed, attend_naive
-from rzoo.models.moe import experts_reference
+from rzoo.models.moe import experts_reference, route
 from rzoo.models.weights import Numerics
 
 # Kinds of operations that a policy may give types of their own.
@@ -30,9 +32,14 @@ def rms_norm(x: Float[Array, "*batch d"], scale: Float[Array, " d"], eps: float)
     return normed.astype(x.dtype) * scale.astype(x.dtype)
 
 
-def keep_placement(x: Array, axes: str) -> Array:
-    """Leaves an activation with logical `axes` where it is."""
+def keep_placement(x: Any, axes: str) -> Any:
+    """Leaves an activation or a weight with logical `axes` where it is."""
     return x
+
+
+def make_cache(make: Callable[[int], Cache], batch: int) -> Cache:
+    """The empty cache for `batch` rows, on the default device."""
+    return make(batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +49,11 @@ class Forms:
     numerics: the types of all operations, but of those kinds that numerics_of names with others.
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
-    experts_cached: the same two cases for a mixture of experts; signature in moe.py. norm(x, scale, eps). place(x,
-    axes): where an activation with these logical axes lives. capture: which observations (CAPTURES) are passed to
-    nnx.Module.sow; those not named are never traced. stacked: programs run equal neighbouring layers as one loop
-    (stacking.py), but where something is captured.
+    experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x,
+    scale, eps). place(x, axes): where an activation, or a weight in use, with these logical axes lives;
+    new_cache(make, batch): the empty cache make(batch) where it lives. capture: which observations (CAPTURES) are
+    passed to nnx.Module.sow; those not named are never traced. stacked: programs run equal neighbouring layers as one
+    loop (stacking.py), but where something is captured.
     """
 
     numerics: Numerics = Numerics()
@@ -56,10 +64,12 @@ class Forms:
     latent_attend: Callable[..., Array] = attend_naive
     latent_attend_prefill: Callable[..., Array] = attend_naive
     latent_attend_decode: Callable[..., Array] = attend_absorbed
+    route: Callable[..., tuple[Array, Array]] = route
     experts: Callable[..., Array] = experts_reference
     experts_cached: Callable[..., Array] = experts_reference
     norm: Callable[..., Array] = rms_norm
-    place: Callable[[Array, str], Array] = keep_placement
+    place: Callable[[Any, str], Any] = keep_placement
+    new_cache: Callable[[Callable[[int], Cache], int], Any] = make_cache
     capture: tuple[str, ...] = ()
     stacked: bool = False
 

@@ -11,7 +11,7 @@ from rzoo.models.attention import attention_probabilities, entropy
 from rzoo.models.cache import LatentSlot, Slot
 from rzoo.models.forms import Forms
 from rzoo.models.latent import latent_probabilities
-from rzoo.models.moe import Routing, SigmoidRouting, route, shares
+from rzoo.models.moe import Routing, SigmoidRouting, shares
 from rzoo.models.rope import Rotation, rotate_half_split, rotate_interleaved
 from rzoo.models.weights import Numerics, contract_together, ones, selection_bias, weight
 
@@ -184,15 +184,16 @@ class LatentAttention(nnx.Module):
 class Router(nnx.Module):
     """Chooses experts: float32 throughout, whatever the model computes in."""
 
-    def __init__(self, width: int, *, experts: int, active: int, routing: Routing, rngs: nnx.Rngs | None):
+    def __init__(self, width: int, *, experts: int, active: int, routing: Routing, forms: Forms, rngs: nnx.Rngs | None):
         self.weight = weight("ed", (experts, width), rngs)
         self.bias = selection_bias(experts, rngs) if isinstance(routing, SigmoidRouting) else None
-        self.routing, self.active = routing, active
+        self.routing, self.active, self.forms = routing, active, forms
 
     def __call__(self, x: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
         """Indices of the chosen experts of each token, and their weights."""
         logits = self.weight.contract("nd,ed->ne", x, Numerics())
-        return route(self.routing, logits, None if self.bias is None else self.bias.dense(), self.active)
+        bias = None if self.bias is None else self.bias.dense()
+        return self.forms.route(self.routing, logits, bias, self.active)
 
 
 class MixtureOfExperts(nnx.Module):
@@ -210,7 +211,7 @@ class MixtureOfExperts(nnx.Module):
         forms: Forms,
         rngs: nnx.Rngs | None,
     ):
-        self.router = Router(width, experts=experts, active=active, routing=routing, rngs=rngs)
+        self.router = Router(width, experts=experts, active=active, routing=routing, forms=forms, rngs=rngs)
         self.expert_gate = weight("efd", (experts, hidden, width), rngs)
         self.expert_up = weight("efd", (experts, hidden, width), rngs)
         self.expert_down = weight("edf", (experts, width, hidden), rngs)

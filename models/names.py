@@ -49,6 +49,17 @@ def pattern(path: str) -> str:
     return ".".join("{}" if part.isdigit() else part for part in path.split("."))
 
 
+def file_slices(axes: Sequence[str], shape: Sequence[int], bounds: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    """[start, stop) on each logical axis as slices of the axes in a file. A head that shares one is taken whole."""
+    out: list[slice] = []
+    for i, (axis, size, (start, stop)) in enumerate(zip(axes, shape, bounds, strict=True)):
+        if i and axes[i - 1] + axis in MERGED:
+            out[-1] = slice(out[-1].start * size, out[-1].stop * size)
+        else:
+            out.append(slice(start, stop))
+    return tuple(out)
+
+
 def named(table: Iterable[WeightName], path: str) -> WeightName:
     """The row of `table` for our path, e.g. "layers.7.attention.q"."""
     layer = next((part for part in path.split(".") if part.isdigit()), "")

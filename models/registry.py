@@ -100,7 +100,9 @@ def assemble(config: Any, forms: Forms, params: Params) -> nnx.Module:
     """The family's module over `params`: the same arrays (or tracers), each in the Variable type of its storage."""
     module = family_of(config).model(config, forms=forms, rngs=None)
     for path, (axes, _) in abstract_weights(config).items():
-        set_weight(module, path, params[path], axes)
+        if path not in params:
+            raise RzooError(f"the weight {path} is not there", field=path, fix="load the whole model, without only=")
+        set_weight(module, path, forms.place(params[path], "".join(axes)), axes)
     return module
 
 

@@ -28,8 +28,13 @@ class Blueprint:
 
     def empty_cache(self, batch: int, capacity: int) -> Cache:
         """A cache for `batch` rows of up to `capacity` tokens in the cache type of the forms."""
+        return self.forms.new_cache(self.cache_maker(capacity), batch)
+
+    def cache_maker(self, capacity: int) -> Callable[[int], Cache]:
+        """A function of the number of rows that makes the cache on the default device."""
         make = empty_stacked_cache if self.forms.stacked else family_of(self.config).empty_cache
-        return make(self.config, batch, capacity, jnp.dtype(self.forms.types("attention").cache))
+        dtype = jnp.dtype(self.forms.types("attention").cache)
+        return lambda rows: make(self.config, rows, capacity, dtype)
 
     def module(self, params: Params) -> Any:
         """The module that programs run, over per-layer or stacked parameters."""
@@ -72,7 +77,7 @@ def prefill_chunk(
     module = blueprint.module(params)
     x, cache = module.hidden_states(tokens, cache)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-    return module.logits(last), cache.with_lengths(cache.lengths + counts)
+    return module.logits(last), cache.with_lengths(cache.lengths + counts).placed(blueprint.forms.place)
 
 
 def prefill_chunk_scored(
@@ -81,7 +86,8 @@ def prefill_chunk_scored(
     """Appends all t tokens to every row; logits after each."""
     module = blueprint.module(params)
     x, cache = module.hidden_states(tokens, cache)
-    return module.logits(x), cache.with_lengths(cache.lengths + tokens.shape[1])
+    cache = cache.with_lengths(cache.lengths + tokens.shape[1])
+    return module.logits(x), cache.placed(blueprint.forms.place)
 
 
 Select = Callable[[Float[Array, "b v"], Array], Int[Array, " b"]]
@@ -124,7 +130,7 @@ def decode(
         tokens = tokens.at[:, i].set(jnp.where(live, chosen, -1))
         x, cache = module.hidden_states(jnp.where(live, chosen, 0)[:, None], cache)
         logits = jnp.where(live[:, None], module.logits(x[:, 0]), logits)
-        cache = cache.with_lengths(cache.lengths + live)
+        cache = cache.with_lengths(cache.lengths + live).placed(blueprint.forms.place)
         left = jnp.where(jnp.isin(chosen, stops), 0, jnp.maximum(left - 1, 0))
         return i + 1, jnp.where(live, left, 0), tokens, logits, cache
 

@@ -21,6 +21,10 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; d
 Policy = Annotated[
     str, typer.Option(help="exact (float32), stored (the held type, float32 sums) or fast (within a KL bound).")
 ]
+MeshOption = Annotated[
+    str | None, typer.Option("--mesh", help="Such as tensor=4,data=2; default: chosen for the devices that there are.")
+]
+RulesOption = Annotated[str | None, typer.Option("--rules", help="Such as tensor or tensorxdata; default: by --mesh.")]
 
 
 @app.command()
@@ -79,26 +83,63 @@ def generate(
     ] = None,
     dtype: Dtype = None,
     policy: Policy = "exact",
+    mesh: MeshOption = None,
+    rules: RulesOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a prompt."""
     import rzoo
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    lm = rzoo.load(model, dtype=dtype, policy=policy)
+    lm = _load(model, dtype, policy, mesh, rules)
     start = time.perf_counter()
     if as_json:
         answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
         seconds = time.perf_counter() - start
-        _print_json({"model": lm.source, **vars(answer), "seconds": round(seconds, 3)})
+        result = {"model": lm.source, **vars(answer), "seconds": round(seconds, 3)}
+        _say(json.dumps(result, ensure_ascii=False, indent=2))
         return
     answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
     try:
         for piece in answer:
-            print(piece, end="", flush=True)
+            _say(piece, end="")
     finally:  # also after Ctrl-C: what there is stays, and the line below says that it was cut
-        print()
-        print(f"rzoo: {answer.report()}", file=sys.stderr)
+        _say("")
+        _say(f"rzoo: {answer.report()}", file=sys.stderr)
+
+
+@app.command()
+def export(
+    model: Model,
+    folder: Annotated[str, typer.Argument(help="Where to write; it must be empty or not exist.")],
+    fp8: Annotated[bool, typer.Option(help="Write weights in FP8 blocks, as DeepSeek publishes them.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace the checkpoint that is there.")] = False,
+    dtype: Dtype = None,
+    mesh: MeshOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Write a model in Hugging Face form, for transformers and others to read."""
+    import rzoo
+
+    path = rzoo.export(_load(model, dtype, "exact", mesh, rules), folder, fp8=fp8, overwrite=overwrite)
+    _say(f"wrote {path}")
+
+
+@app.command()
+def save(
+    model: Model,
+    folder: Annotated[str, typer.Argument(help="A folder of steps; it is made where it does not exist.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Number of the step; default: after the latest.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="How many of the latest steps to leave.")] = None,
+    dtype: Dtype = None,
+    mesh: MeshOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Save a model as a step of training (Orbax), to be restored on any mesh."""
+    import rzoo
+
+    saving = rzoo.save(_load(model, dtype, "exact", mesh, rules), folder, step, keep=keep)
+    _say(f"saved {saving.path}")
 
 
 @app.command()
@@ -127,6 +168,25 @@ def tune(
 
 
 @app.command()
+def report(
+    model: Model,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows of decode; may be repeated: 1 and 8.")] = None,
+    dtype: Dtype = None,
+    policy: Policy = "exact",
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the roofline; needs matplotlib.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what each phase costs and which share of this machine's bandwidth and matrix rate it reaches."""
+    import rzoo
+    from rzoo.compile import report as reports
+
+    found = reports.report(rzoo.load(model, dtype=dtype, policy=policy), batch or (1, 8))
+    _print_json(found) if as_json else print(reports.table(found))
+    if plot is not None:
+        reports.plot(found, plot)
+
+
+@app.command()
 def bench(
     model: Model = "smollm2",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
@@ -137,6 +197,26 @@ def bench(
 
     result = run(model, rounds=rounds)
     _print_json(result) if as_json else print(table(result))
+
+
+def _load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: str | None) -> Any:
+    """The model on the mesh that is asked for; where none is and there are several devices, on a chosen one."""
+    import jax
+
+    import rzoo
+    from rzoo.sharding.distributed import join_processes
+
+    join_processes()
+    several = mesh is None and rules is None and jax.device_count() > 1
+    return rzoo.load(model, dtype=dtype, policy=policy, mesh="auto" if several else mesh, rules=rules)
+
+
+def _say(text: str, **options: Any) -> None:
+    """Prints in the first of several processes, which all compute the same."""
+    import jax
+
+    if jax.process_index() == 0:
+        print(text, flush=True, **options)
 
 
 def _print_json(value: Any) -> None:

@@ -6,7 +6,6 @@ It is no nnx.Module: a tokenizer on a module would be hashed into its GraphDef a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from rzoo.compile.precision import BOUNDS, Bound
+from rzoo.compile.programs import programs_of
 from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.models import registry, step
@@ -109,14 +109,14 @@ class LM:
                 value=capture,
             )
         observing = step.Blueprint(self.config, replace(self.forms, capture=capture))
-        return _forward_captured(observing, self.params, ids)
+        return programs_of(observing).forward_captured(observing, self.params, ids)
 
     def _bucketed(self, ids: np.ndarray) -> jax.Array:
         t = ids.shape[1]
         length = next((n for n in BUCKETS if n >= t), None)
         if length is not None:
             padded = np.pad(ids, ((0, 0), (0, length - t)))
-            return _forward(self.blueprint, self.params, padded)[:, :t]
+            return programs_of(self.blueprint).forward(self.blueprint, self.params, padded)[:, :t]
         return self._in_chunks(ids)
 
     def _in_chunks(self, ids: np.ndarray) -> jax.Array:
@@ -126,7 +126,8 @@ class LM:
         cache = self.blueprint.empty_cache(b, padded.shape[1])
         pieces = []
         for start in range(0, t, chunk):
-            piece, cache = _score_chunk(self.blueprint, self.params, padded[:, start : start + chunk], cache)
+            run = programs_of(self.blueprint).prefill_chunk_scored
+            piece, cache = run(self.blueprint, self.params, padded[:, start : start + chunk], cache)
             pieces.append(piece)
         return jnp.concatenate(pieces, axis=1)[:, :t]
 
@@ -143,11 +144,6 @@ class LM:
     def __repr__(self) -> str:
         count = registry.count_parameters(self.config)
         return f"LM({self.source}, {count:,} parameters, policy {self.policy})"
-
-
-_forward = partial(jax.jit, static_argnames="blueprint")(step.forward)
-_forward_captured = partial(jax.jit, static_argnames="blueprint")(step.forward_captured)
-_score_chunk = partial(jax.jit, static_argnames="blueprint", donate_argnames="cache")(step.prefill_chunk_scored)
 
 
 def checked_ids(ids: Any, config: Any) -> np.ndarray:

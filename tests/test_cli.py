@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.goldens import GOLDEN
 
@@ -23,7 +25,7 @@ def rzoo(*arguments: str, **settings) -> subprocess.CompletedProcess:
 def test_help_names_the_commands():
     done = rzoo("--help")
     assert done.returncode == 0
-    for command in ("models", "generate", "bench"):
+    for command in ("models", "generate", "export", "save", "bench"):
         assert command in done.stdout
 
 
@@ -52,6 +54,8 @@ MISTAKES = [
     (("generate", str(GOLDEN / "qwen2"), "hi"), "has no tokenizer"),
     (("generate", str(GOLDEN / "qwen2"), "hi", "--dtype", "int3"), "dtype (int3) must be one of"),
     (("generate", str(GOLDEN / "qwen2"), "hi", "--policy", "best"), "policy (best) is unknown"),
+    (("generate", str(GOLDEN / "qwen2"), "hi", "--mesh", "tensor=2"), "vocabulary (97) over tensor (2)"),
+    (("save", str(GOLDEN / "qwen2"), "out", "--rules", "tensr"), "rules (tensr) are unknown; known: single, tensor"),
 ]
 
 
@@ -72,6 +76,18 @@ def test_wrong_options_are_refused_with_exit_code_2():
     done = rzoo("generate", "smollm2", "hi", "--max-new-tokens", "0")
     assert done.returncode == 2
     assert "max-new-tokens" in done.stderr
+
+
+def test_a_model_is_saved_and_exported_from_the_command_line(tmp_path):
+    saved = rzoo("save", str(GOLDEN / "qwen2"), str(tmp_path / "steps"), "--mesh", "fsdp=4")
+    assert saved.stdout == f"saved {tmp_path / 'steps' / '0'}\n"
+    written = rzoo("export", str(tmp_path / "steps"), str(tmp_path / "out"))
+    assert written.stdout == f"wrote {tmp_path / 'out'}\n"
+    assert "chosen for 8 devices: mesh " in written.stderr
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", GOLDEN / "qwen2"))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value)
 
 
 @pytest.mark.extras

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rzoo
+from rzoo.compile.programs import WHOLE
 from rzoo.core import RzooError
-from rzoo.engine import session
 from rzoo.models import step
 from rzoo.models.forms import Forms
 from tests.goldens import GOLDEN
@@ -84,10 +84,10 @@ def test_two_loads_share_one_program():
     first, second = (rzoo.load(str(GOLDEN / "qwen2"), quiet=True) for _ in range(2))
     first(ids)
     rzoo.generate(first, [1, 2, 3], max_new_tokens=3)
-    sizes = [f._cache_size() for f in (rzoo.handle._forward, session._prefill, session._decode)]
+    sizes = [f._cache_size() for f in (WHOLE.forward, WHOLE.prefill_chunk, WHOLE.decode)]
     second(ids[:, :3])
     rzoo.generate(second, [4, 5], max_new_tokens=9)
-    assert [f._cache_size() for f in (rzoo.handle._forward, session._prefill, session._decode)] == sizes
+    assert [f._cache_size() for f in (WHOLE.forward, WHOLE.prefill_chunk, WHOLE.decode)] == sizes
 
 
 def test_stored_computes_in_the_held_type_close_to_exact(lm):

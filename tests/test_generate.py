@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import rzoo
+from rzoo.compile.programs import WHOLE
 from rzoo.core import RzooError
-from rzoo.engine import session
 from rzoo.engine.generate import is_single
 from rzoo.engine.session import CHUNKS, capacity_for, chunks_of, prefill
 from tests.goldens import GOLDEN
@@ -148,10 +148,10 @@ def test_capacities_are_few():
 def test_programs_stay_few_however_lengths_vary(lm):
     rzoo.generate(lm, [1] * 700, max_new_tokens=2)
     rzoo.generate(lm, [1] * 30, max_new_tokens=2)
-    before = session._prefill._cache_size(), session._decode._cache_size()
+    before = WHOLE.prefill_chunk._cache_size(), WHOLE.decode._cache_size()
     for length in (1, 31, 33, 100, 150, 222):
         rzoo.generate(lm, [1] * length, max_new_tokens=2)
-    after = session._prefill._cache_size(), session._decode._cache_size()
+    after = WHOLE.prefill_chunk._cache_size(), WHOLE.decode._cache_size()
     assert after[0] - before[0] <= len(CHUNKS) and after[1] == before[1]
 
 
@@ -171,7 +171,7 @@ def test_prefill_memory_does_not_grow_with_the_square_of_the_length():
     for length in (2048, 8192):
         cache = blueprint.empty_cache(1, length)
         ids, counts = np.zeros((1, CHUNKS[0]), np.int32), np.full(1, CHUNKS[0], np.int32)
-        compiled = session._prefill.lower(blueprint, params, ids, counts, cache).compile()
+        compiled = WHOLE.prefill_chunk.lower(blueprint, params, ids, counts, cache).compile()
         temporaries[length] = compiled.memory_analysis().temp_size_in_bytes
     assert temporaries[8192] <= 2 * temporaries[2048]
 

@@ -64,3 +64,26 @@ TINY: dict[str, Any] = {
         rope=Llama3Rope(factor=8.0, original_context=64),
     ),
 }
+
+# Sizes that every rule table divides on 2, 4 and 8 devices.
+EVEN = {"vocab_size": 96, "width": 32, "ffn_width": 64, "layers": 4, "heads": 8, "context": 2048}
+
+DIVISIBLE: dict[str, Any] = {
+    "llama": LlamaConfig(**EVEN, kv_heads=8, head_width=8),
+    "nemotron": NemotronConfig(
+        **{name: size for name, size in EVEN.items() if name not in ("ffn_width", "layers")},
+        head_width=8,
+        blocks=(*parse_layout("8/64 8/128 -/64"), BlockSpec(GroupedAttentionSpec(8), Linear())),
+    ),
+    "deepseek-v3": DeepSeekConfig(
+        **EVEN,
+        q_rank=16,
+        kv_rank=16,
+        nope_width=8,
+        rope_width=4,
+        value_width=8,
+        experts=ExpertsConfig(
+            count=16, active=2, width=16, dense_layers=1, routing=SigmoidRouting(groups=4, kept_groups=2, scale=2.5)
+        ),
+    ),
+}

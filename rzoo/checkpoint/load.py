@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,16 +10,25 @@ import numpy as np
 
 from rzoo.checkpoint.opened import Opened, open_checkpoint
 from rzoo.checkpoint.sources import Located, locate
+from rzoo.checkpoint.training import chosen_paths
 from rzoo.compile.aot import use_compile_cache
-from rzoo.compile.kernels import policy_forms
+from rzoo.compile.kernels import default_forms, policy_forms
 from rzoo.compile.precision import bound_of
 from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
 from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
+from rzoo.models.forms import Forms
 from rzoo.models.presets import Preset
 from rzoo.models.registry import Params, abstract_weights, always_float32, count_parameters
-from rzoo.sharding.fit import free_memory, in_gib, largest_weight_bytes, weight_bytes
+from rzoo.models.weights import Numerics
+from rzoo.sharding.choose import choose, implied_rules
+from rzoo.sharding.distributed import join_processes
+from rzoo.sharding.fit import copies, device_bytes, free_memory, in_gib, largest_weight_bytes, weight_bytes
+from rzoo.sharding.mesh import Sizes, checked_sizes, parse_mesh
+from rzoo.sharding.pipeline import Pipeline
+from rzoo.sharding.place import forms_for, held as held_weights, spread
+from rzoo.sharding.placement import Placement
 
 
 def load(
@@ -26,33 +36,61 @@ def load(
     dtype: Any = None,
     policy: str = "exact",
     *,
+    mesh: Sizes | str | None = None,
+    rules: str | None = None,
+    kv: str = "split",
+    only: str | None = None,
     kl: float | None = None,
     record: bool = True,
     quiet: bool = False,
 ) -> LM:
-    """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file or a hub id.
+    """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file, a hub id, or a step of `rzoo.save`
+    (of a folder of steps the latest).
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
     "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
     policy: "exact" computes in float32, "stored" in the held type with float32 sums, "fast" in whatever a tuner shows
-    to stay within `kl` nats of exact in the mean (0.01 where none is given). One line on what will be loaded goes to
-    stderr before weights are read, unless quiet. record: apply the tuning record that rzoo.tune kept for exactly this
-    model, policy and machine, and say so. Raises RzooError for whatever is absent, malformed or too large.
+    to stay within `kl` nats of exact in the mean (0.01 where none is given). mesh: sizes such as {"data": 2,
+    "tensor": 4}, or "auto" for what `choose` takes of all devices; None is one device. Each device's part is read from
+    the file by itself. rules: such as "tensor×data" (x will do); None are those with the mesh's axes. kv: as in
+    sharding.place. only: a part of the weights, such as "layers.0-3,embed"; the handle can't compute with less than
+    all. A step is held as it was saved where dtype is None. record: apply the tuning record that rzoo.tune kept for
+    exactly this model, policy and machine, and say so. One line on what will be loaded goes to stderr before weights
+    are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
     """
+    join_processes()
     located = locate(source)
     opened = open_checkpoint(located.path)
     _check_preset(located, opened.config)
-    held = choose_dtype(opened, dtype, located.name)
+    wanted, chosen = _mesh_for(opened, mesh, rules)
+    on_mesh = lambda forms: forms_for(opened.config, *wanted, forms, kv=kv) if wanted else forms  # noqa: E731
+    held = choose_dtype(opened, dtype, located.name, on_mesh(default_forms(Numerics())).place)
     bound = bound_of(policy, kl)
-    forms = policy_forms(policy, opened.dtype if held == "fp8" else held)
+    forms = on_mesh(policy_forms(policy, opened.dtype if held == "fp8" else held))
     use_compile_cache()
-    if not quiet:
-        for line in (*opened.warnings, _announcement(located, opened, held)):
+    if not quiet and jax.process_index() == 0:
+        for line in (*opened.warnings, *chosen, _announcement(located, opened, held), *_copies(opened, held, forms)):
             print(f"rzoo: {line}", file=sys.stderr)
+    as_saved = opened.read_all is not None and dtype is None
+    params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
+    whole = getattr(forms.place, "mesh", None)
+    lm = LM(opened.config, params, forms, policy, _about(located, opened), whole, bound=bound)
+    return _tuned(lm, quiet) if record and only is None else lm
+
+
+def _tuned(lm: LM, quiet: bool) -> LM:
+    """With the tuning record that was made for it, where there is one."""
+    tuned, line = recorded(lm)
+    if line and not quiet and jax.process_index() == 0:
+        print(f"rzoo: {line}", file=sys.stderr)
+    return tuned
+
+
+def _about(located: Located, opened: Opened) -> About:
     preset = located.preset or Preset(config=opened.config)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
     template = template or TEMPLATES.get(preset.template or "")
-    about = About(
+    return About(
         source=f"{located.name} from {located.path}",
         bits=opened.bits,
         tokenizer=opened.tokenizer,
@@ -61,13 +99,22 @@ def load(
         thinking=preset.thinking or thinking_of(template),
         recommended={**preset.recommended, **opened.recommended},
     )
-    lm = LM(opened.config, read_weights(opened, held, located.name), forms, policy, about, bound=bound)
-    if not record:
-        return lm
-    tuned, words = recorded(lm)
-    if words and not quiet:
-        print(f"rzoo: {words}", file=sys.stderr)
-    return tuned
+
+
+def _mesh_for(
+    opened: Opened, mesh: Sizes | str | None, rules: str | None
+) -> tuple[tuple[Sizes, str] | None, tuple[str, ...]]:
+    """The mesh and rules to load on, None for one device, and a line on them where they were chosen."""
+    if mesh is None and rules is None:
+        return None, ()
+    if mesh in (None, "auto"):
+        count, free = jax.device_count(), free_memory()
+        if free is not None and jax.default_backend() == "cpu":
+            free //= jax.local_device_count()  # they share it
+        choice = choose(opened.config, count, rules=rules, dtype=opened.dtype, free=free)
+        return (choice.mesh, choice.rules), (f"chosen for {count} devices: {choice}",)
+    sizes = parse_mesh(mesh) if isinstance(mesh, str) else checked_sizes(mesh or {})
+    return (sizes, rules or implied_rules(sizes)), ()
 
 
 def _check_preset(located: Located, config: Any) -> None:
@@ -80,8 +127,11 @@ def _check_preset(located: Located, config: Any) -> None:
         )
 
 
-def choose_dtype(opened: Opened, asked: Any, name: str) -> str:
-    """The type to hold weights in; RzooError with the sizes that would fit where the wanted one does not."""
+def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> str:
+    """The type to hold weights in; RzooError with the sizes that would fit where the wanted one does not.
+
+    place: the form by that name, which says where they will lie.
+    """
     if asked == "fp8" and opened.fp8_bytes is None:
         raise RzooError(
             f"dtype (fp8): {name} has no weights in FP8 blocks, most of it is {opened.bits}",
@@ -91,12 +141,12 @@ def choose_dtype(opened: Opened, asked: Any, name: str) -> str:
         )
     on_cpu = jax.default_backend() == "cpu"
     named = [asked if asked == "fp8" else dtype_named(asked).name] if asked is not None else []
-    wanted = named or (["float32", opened.dtype] if on_cpu else [opened.dtype])
+    wanted = named or (["float32", opened.dtype] if on_cpu and opened.read_all is None else [opened.dtype])
     free = free_memory()
     sizes = {}
     for candidate in dict.fromkeys(wanted):
         stored = opened.dtype if candidate == "fp8" else candidate
-        sizes[candidate] = held_bytes(opened, candidate) + largest_weight_bytes(opened.config, stored)
+        sizes[candidate] = needed_bytes(opened, candidate, place) + largest_weight_bytes(opened.config, stored)
         if free is None or sizes[candidate] <= free:
             return candidate
     needs = ", ".join(f"{in_gib(size)} in {candidate}" for candidate, size in sizes.items())
@@ -116,20 +166,63 @@ def held_bytes(opened: Opened, held: str) -> int:
     return opened.fp8_bytes or 0 if held == "fp8" else weight_bytes(opened.config, held)
 
 
+def needed_bytes(opened: Opened, held: str, place: Any) -> int:
+    """What weights take of the memory that free_memory counts: of a device, or of the host whose devices share it."""
+    if not isinstance(place, Placement | Pipeline):
+        return held_bytes(opened, held)
+    on_one = device_bytes(opened.config, opened.dtype if held == "fp8" else held, place)
+    local = [d for d in place.mesh.devices.flat if d.process_index == jax.process_index()]
+    return on_one * len(local) if jax.default_backend() == "cpu" else on_one
+
+
 def _announcement(located: Located, opened: Opened, held: str) -> str:
     count = count_parameters(opened.config)
     size = in_gib(held_bytes(opened, held))
     return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
 
 
-def read_weights(opened: Opened, dtype: str, name: str) -> Params:
-    """All weights, one tensor at a time: beside those placed, memory holds at most one more."""
+def _copies(opened: Opened, held: str, forms: Forms) -> Iterator[str]:
+    """A line on weights that more than one device holds."""
+    if not isinstance(forms.place, Placement | Pipeline):
+        return
+    found = copies(opened.config, opened.dtype if held == "fp8" else held, forms.place)
+    if found:
+        largest = ", ".join(f"{name} {in_gib(size)}" for name, size in list(found.items())[:3])
+        yield f"copies of the same weights on several devices: {in_gib(sum(found.values()))} (most: {largest})"
+
+
+def read_weights(opened: Opened, dtype: str | None, name: str, forms: Forms, paths: list[str]) -> Params:
+    """The weights `paths`, one tensor at a time: beside those placed, memory holds at most one more."""
+    if opened.read_all is not None:
+        return opened.read_all(paths, dtype, forms)
+    assert dtype is not None
     _check_copies(opened)
-    paths = list(abstract_weights(opened.config))
     params: Params = {}
-    for path in _with_progress(paths, name, held_bytes(opened, dtype)):
-        params[path] = jax.device_put(opened.read(path, "float32" if path in always_float32(opened.config) else dtype))
+    wanted = [entry for entry in held_weights(opened.config, forms) if entry[1] in paths]
+    for path, weight, axes in _with_progress(wanted, name, held_bytes(opened, dtype)):
+        own = "float32" if weight in always_float32(opened.config) else dtype
+        if isinstance(forms.place, Placement | Pipeline):
+            params[path] = _read_onto(forms.place.of(path), opened, weight, axes, own)
+        else:
+            params[path] = jax.device_put(opened.read(weight, own))
     return params
+
+
+def _read_onto(placement: Placement, opened: Opened, path: str, axes: tuple[str, ...], dtype: Any) -> Any:
+    """One weight on a mesh: each part read for itself where the file allows it, once for all devices that hold it."""
+    shape = abstract_weights(opened.config)[path][1].shape
+    if opened.read_part is None:
+        return spread(placement, path, axes, opened.read(path, dtype))
+    read_part, parts = opened.read_part, {}
+
+    def part(index: Any) -> np.ndarray:
+        key = str(index)
+        if key not in parts:
+            parts[key] = read_part(path, index, dtype)
+        return parts[key]
+
+    abstract = jax.ShapeDtypeStruct(shape, dtype)
+    return jax.make_array_from_callback(shape, placement.weight(abstract, axes), part)
 
 
 def _check_copies(opened: Opened) -> None:
@@ -145,7 +238,7 @@ def _check_copies(opened: Opened) -> None:
             )
 
 
-def _with_progress(paths: list[str], name: str, size: int):
+def _with_progress(paths: list[Any], name: str, size: int):
     """A bar on stderr where a person is watching and the load takes long enough to see."""
     if size < 2**30 or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return paths

@@ -1,10 +1,12 @@
 """Checkpoints whose headers were read and checked, of either form: a folder in Hugging Face form, a GGUF file."""
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from rzoo.checkpoint import fp8
@@ -12,11 +14,13 @@ from rzoo.checkpoint.gguf import GGUFFile, check_supported, open_gguf
 from rzoo.checkpoint.huggingface import HFFolder, open_folder
 from rzoo.checkpoint.names import Match, Source, match, without_mtp
 from rzoo.checkpoint.safetensors_file import TensorInfo
-from rzoo.core import RzooError
+from rzoo.checkpoint.training import find_step, open_step, read_step, target_for
+from rzoo.core import DTYPES, RzooError
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
+from rzoo.models.names import file_slices
 from rzoo.models.nemotron import NemotronConfig
-from rzoo.models.registry import abstract_weights, config_from_hf
+from rzoo.models.registry import Params, abstract_weights, config_from_hf
 from rzoo.models.weights import Quantized
 from rzoo.tokenizer import Tokenizer
 
@@ -40,6 +44,9 @@ class Opened:
     read(path, dtype) gives a weight in its logical shape; with dtype "fp8" one that the file has in FP8 blocks as
     Quantized, and any other in `dtype`. bits: how most of the file is stored. dtype: the type to hold it in where
     float32 does not fit. fp8_bytes: what it takes held as "fp8", None where the file has no FP8 blocks.
+    read_part(path, index, dtype): the part of a weight that slices of its logical axes name, reading little more; None
+    where the file can be read by whole tensors only. read_all(paths, dtype, forms): the weights called so where the
+    forms place them, dtype None as stored; only a step of training has it, and it alone.
     """
 
     config: Any
@@ -53,11 +60,16 @@ class Opened:
     recommended: dict[str, Any]
     warnings: tuple[str, ...] = ()
     fp8_bytes: int | None = None
+    read_part: Callable[[str, tuple[slice, ...], Any], np.ndarray] | None = None
+    read_all: Callable[[Sequence[str], Any, Any], Params] | None = None
 
 
 def open_checkpoint(path: Path) -> Opened:
     """Reads and checks everything but the weights."""
-    return opened_gguf(path) if path.suffix == ".gguf" else opened_folder(path)
+    if path.suffix == ".gguf":
+        return opened_gguf(path)
+    step, warnings = find_step(path)
+    return opened_folder(path) if step is None else opened_step(step, warnings)
 
 
 def opened_folder(path: Path) -> Opened:
@@ -79,6 +91,10 @@ def opened_folder(path: Path) -> Opened:
             return _read_blocks(folder, source, shape)
         return _read_dense(folder, source, shape, HELD.get(stored, "bfloat16") if dtype == "fp8" else dtype)
 
+    def read_part(weight: str, index: tuple[slice, ...], dtype: Any) -> np.ndarray:
+        axes, shape = abstract_weights(config)[weight]
+        return _read_part(folder, matched.tensors[weight], axes, shape.shape, index, dtype)
+
     tokenizer = Tokenizer.from_file(path) if (path / "tokenizer.json").is_file() else None
     return Opened(
         config=config,
@@ -88,10 +104,11 @@ def opened_folder(path: Path) -> Opened:
         bits=dominant_dtype(used.values()),
         dtype=HELD.get(dominant_dtype(i for n, i in used.items() if n in shapes and i.dtype != fp8.CODES), "bfloat16"),
         tokenizer=tokenizer,
-        stops=_stops(folder, tokenizer),
-        recommended={k: v for k, v in folder.generation_config.items() if k in ("temperature", "top_p", "top_k")},
+        stops=_stops(folder.config, folder.generation_config, tokenizer),
+        recommended=_recommended(folder.generation_config),
         warnings=(*folder.warnings, *skipped),
         fp8_bytes=sum(info.nbytes for info in used.values()) if has_blocks else None,
+        read_part=None if has_blocks else read_part,
     )
 
 
@@ -104,6 +121,24 @@ def _read_dense(folder: HFFolder, source: Source, shape: tuple[int, ...], dtype:
         else:
             folder.read_into(name, place)
     return out.reshape(shape) if source.stacked else source.taken(out[0], shape)
+
+
+def _read_part(
+    folder: HFFolder, source: Source, axes: Sequence[str], shape: tuple[int, ...], index: tuple[slice, ...], dtype: Any
+) -> np.ndarray:
+    """The part of a weight of logical `shape` that `index` names."""
+    bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+    size = tuple(stop - start for start, stop in bounds)
+    if source.stacked:
+        names = source.names[slice(*bounds[0])]
+        inner = file_slices(axes[1:], shape[1:], bounds[1:])
+        return np.stack([folder.read_slice(name, inner, dtype) for name in names]).reshape(size)
+    if source.part is None:
+        return folder.read_slice(source.names[0], file_slices(axes, shape, bounds), dtype).reshape(size)
+    heads, per_head = slice(*bounds[0]), source.shape[0] // shape[0]
+    rows = folder.read_slice(source.names[0], (slice(heads.start * per_head, heads.stop * per_head),), dtype)
+    own = rows.reshape(size[0], per_head, *shape[2:])[:, slice(*source.part)]
+    return own[(slice(None), *(slice(*b) for b in bounds[1:]))]
 
 
 def _read_blocks(folder: HFFolder, source: Source, shape: tuple[int, ...]) -> Quantized:
@@ -126,10 +161,48 @@ def dominant_dtype(tensors: Iterable[TensorInfo]) -> str:
     return max(total, key=lambda name: total[name])
 
 
-def _stops(folder: HFFolder, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def _recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in generation_config.items() if k in ("temperature", "top_p", "top_k")}
+
+
+def opened_step(path: Path, warnings: tuple[str, ...] = ()) -> Opened:
+    """Reads and checks the small files of a step of training (training.py), and the checksums of the large ones."""
+    step = open_step(path)
+    tokenizer = Tokenizer.from_file(path) if (path / "tokenizer.json").is_file() else None
+    sizes = Counter[str]()
+    for array in jax.tree.leaves(step.stored):
+        sizes[array.dtype.name] += array.size * array.dtype.itemsize
+    main = sizes.most_common(1)[0][0]
+
+    def read_all(paths: Sequence[str], dtype: Any, forms: Any) -> Params:
+        return read_step(step, target_for(step, dtype, forms, paths))
+
+    return Opened(
+        config=step.config,
+        matched=Match({}),
+        read=no_single_reads,
+        read_raw=no_single_reads,
+        bits=main,
+        dtype=main if main in DTYPES else "bfloat16",
+        tokenizer=tokenizer,
+        stops=_stops({}, step.generation, tokenizer),
+        recommended=_recommended(step.generation),
+        warnings=warnings,
+        read_all=read_all,
+    )
+
+
+def no_single_reads(*_: Any) -> Any:
+    """Steps are read at once, by read_all."""
+    raise NotImplementedError
+
+
+def _stops(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
     """Every id that any of the files calls an end: they add to each other, none replaces another."""
     stops = set(tokenizer.eos_ids) if tokenizer else set()
-    for fields in (folder.config, folder.generation_config):
+    for fields in (config, generation_config):
         given = fields.get("eos_token_id")
         stops |= {i for i in (given if isinstance(given, list) else [given]) if isinstance(i, int)}
     return tuple(sorted(stops))

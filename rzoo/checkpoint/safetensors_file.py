@@ -46,6 +46,7 @@ MAX_JSON = 100_000_000  # bytes of a header or of another JSON file; the format'
 MAX_RANK = 64  # numpy's limit
 MAX_BYTES = 2**63 - 1
 CHUNK = 8 << 20  # bytes held at once while a tensor is cast or cut
+SHORT = 512  # bytes of a piece below which reading it with its neighbours is cheaper than reading it alone
 HEADER_ROOM = 64 << 10  # bytes left free for a header that is known only after the data; enough for about 500 tensors
 
 _repr = reprlib.Repr()
@@ -224,8 +225,9 @@ def read_tensor(
 
     into: a contiguous array of that part's shape and of any type, which is filled and returned instead of a new one.
 
-    `index` has slices without a step for the leading axes, the others are whole. Only the rows of axis 0 that it names
-    are read; beside the result at most 8 MiB (or one row, where `index` cuts later axes) are held. Raises RzooError.
+    `index` has slices without a step for the leading axes, the others are whole. Only what it names is read, but for
+    pieces of less than SHORT bytes: there the rows of axis 0 that hold them are. Beside the result at most 8 MiB (or
+    one row) are held. Raises RzooError.
     """
     stored = DTYPES[info.dtype]
     ranges = _ranges(info, index)
@@ -235,7 +237,9 @@ def read_tensor(
     width = math.prod(info.shape[1:])
     start, stop = ranges[0] if ranges else (0, 1)
     with reading(info.file), open(info.file, "rb", buffering=0) as handle:
-        if ranges[1:] != [(0, n) for n in info.shape[1:]]:
+        if _run_bytes(info, ranges) >= SHORT and ranges[1:] != [(0, n) for n in info.shape[1:]]:
+            _read_runs(handle, info, ranges, out)
+        elif ranges[1:] != [(0, n) for n in info.shape[1:]]:
             cut = tuple(slice(*bounds) for bounds in ranges[1:])
             for row, piece in _pieces(handle, info, start, stop, width):
                 rows = piece.reshape(-1, *info.shape[1:])[(slice(None), *cut)]
@@ -247,6 +251,31 @@ def read_tensor(
             for element, piece in _pieces(handle, info, first, stop * width, 1):
                 flat[element - first : element - first + len(piece)] = piece[:, 0]
     return out
+
+
+def _last_cut(info: TensorInfo, ranges: list[tuple[int, int]]) -> int:
+    """The last axis of which not all is named; 0 where there is none."""
+    cut = [i for i, (bounds, n) in enumerate(zip(ranges, info.shape, strict=True)) if bounds != (0, n)]
+    return cut[-1] if cut else 0
+
+
+def _run_bytes(info: TensorInfo, ranges: list[tuple[int, int]]) -> int:
+    """Bytes of the pieces that lie without a gap."""
+    last = _last_cut(info, ranges)
+    return math.prod(stop - start for start, stop in ranges[last:]) * DTYPES[info.dtype].itemsize
+
+
+def _read_runs(handle: FileIO, info: TensorInfo, ranges: list[tuple[int, int]], out: np.ndarray) -> None:
+    """Fills `out` piece by piece."""
+    last, stored = _last_cut(info, ranges), DTYPES[info.dtype]
+    strides = [math.prod(info.shape[i + 1 :]) for i in range(len(info.shape))]
+    pieces = out.reshape(math.prod(out.shape[:last]), -1)
+    buffer = np.empty(pieces.shape[1], stored)
+    for piece, outer in zip(pieces, itertools.product(*(range(*bounds) for bounds in ranges[:last])), strict=True):
+        first = sum(i * stride for i, stride in zip(outer, strides, strict=False)) + ranges[last][0] * strides[last]
+        target = piece if piece.dtype == stored else buffer
+        _fill(handle, info, first * stored.itemsize, target.view(np.uint8))
+        piece[:] = target
 
 
 def _ranges(info: TensorInfo, index: tuple[slice, ...]) -> list[tuple[int, int]]:

@@ -1,14 +1,18 @@
 """`rzoo.export`: a handle as a folder in Hugging Face form that other programs read."""
 
+import json
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from rzoo.checkpoint import fp8 as blocks
-from rzoo.checkpoint.huggingface import write_folder
+from rzoo.checkpoint.huggingface import CONFIG, GENERATION_CONFIG, write_folder
 from rzoo.checkpoint.names import sources
+from rzoo.compile.programs import on_host
 from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
@@ -29,23 +33,45 @@ def export(
     in_blocks = fp8 or any(isinstance(value, Quantized) for value in lm.params.values())
     if fp8 and not any(row.blocks for row in family_of(lm.config).names):
         raise RzooError("fp8: models of this family are not published in FP8 blocks", field="fp8", value=fp8)
-    config = lm.config.to_hf() | {"dtype": lm.params["embed"].dtype.name}
+    files = about_files(lm)
+    config = json.loads(files.pop(CONFIG))
+    generation = json.loads(files.pop(GENERATION_CONFIG, b"null"))
     if in_blocks:
         config["quantization_config"] = blocks.QUANTIZATION
-    generation = {**lm.about.recommended, **({"eos_token_id": list(lm.about.stops)} if lm.about.stops else {})}
-    extra = {"tokenizer.json": lm.tokenizer.to_json().encode()} if lm.tokenizer else {}
-    if lm.about.template:
-        extra["chat_template.jinja"] = lm.about.template.encode()
+    tensors = _tensors(lm, fp8)
+    if jax.process_index():  # the first process writes; parts that others hold are sent to it
+        deque(tensors, maxlen=0)
+        return Path(folder)
     write_folder(
         folder,
         config,
-        _tensors(lm, fp8),
-        generation_config=generation or None,
-        extra_files=extra,
+        tensors,
+        generation_config=generation,
+        extra_files=files,
         max_shard_bytes=max_shard_bytes,
         overwrite=overwrite,
     )
     return Path(folder)
+
+
+def about_files(lm: LM) -> dict[str, bytes]:
+    """File name -> content of all that belongs to a model beside its weights."""
+    config = lm.config.to_hf() | {"dtype": _dtype(lm)}
+    files = {CONFIG: json.dumps(config, indent=2).encode()}
+    generation = {**lm.about.recommended, **({"eos_token_id": list(lm.about.stops)} if lm.about.stops else {})}
+    if generation:
+        files[GENERATION_CONFIG] = json.dumps(generation, indent=2).encode()
+    if lm.tokenizer:
+        files["tokenizer.json"] = lm.tokenizer.to_json().encode()
+    if lm.about.template:
+        files["chat_template.jinja"] = lm.about.template.encode()
+    return files
+
+
+def _dtype(lm: LM) -> str:
+    """The type of the embedding, or of whatever a part of a model holds."""
+    name: str = jax.tree.leaves(lm.params.get("embed", lm.params))[0].dtype.name
+    return name
 
 
 def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
@@ -71,7 +97,7 @@ def _written(name: str, parts: list[Any], shape: tuple[int, ...], fp8: bool) -> 
     if isinstance(parts[0], Quantized):
         codes, scale = blocks.as_tensor(parts)
     else:
-        tensor = np.asarray(parts[0]) if len(parts) == 1 else np.concatenate([np.asarray(p) for p in parts], axis=1)
+        tensor = on_host(parts[0]) if len(parts) == 1 else np.concatenate([on_host(p) for p in parts], axis=1)
         tensor = tensor.reshape(shape)
         if not fp8:
             yield name, tensor

@@ -12,16 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rzoo.compile.aot import decode_options, decode_program, prefill_program
+from rzoo.compile.programs import on_host, programs_of
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.cache import Cache
+from rzoo.sharding.fit import check_cache_fits
 
 CHUNKS = (512, 128, 32)  # lengths in which prompts are read; the last piece is padded to the shortest that holds it
 DECODE_STEPS = 16  # tokens of one device loop: between loops the host looks at text, stops and Ctrl-C
 SMALLEST_CAPACITY = 256
-
-_prefill, _decode = prefill_program(), decode_program(decode_options())
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int) -> State:
     ids = np.zeros((len(prompts), sum(pieces)), np.int32)
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = prompt
+    check_cache_fits(lm.blueprint, len(prompts), capacity)
     cache = lm.blueprint.empty_cache(len(prompts), capacity)
-    program = _prefill if lm.record is None else prefill_program(lm.record.options("prefill", len(prompts)))
+    program = programs_of(lm.blueprint, lm.record, len(prompts)).prefill_chunk
     logits, start = None, 0
     for size in pieces:
         counts = np.clip(lengths - start, 0, size)
@@ -76,11 +76,10 @@ def decode(
         cache = cache.grown(capacity_for(needed))
     key = jax.random.key(0) if key is None else key
     ids = jnp.asarray(stops or [-1], jnp.int32)
-    program = _decode if lm.record is None else decode_program(lm.record.options("decode", rows))
-    tokens, logits, cache = program(
+    tokens, logits, cache = programs_of(lm.blueprint, lm.record, rows).decode(
         lm.blueprint, lm.params, state.logits, cache, key, left, ids, steps=DECODE_STEPS, select=select
     )
-    out = np.asarray(tokens)
+    out = on_host(tokens)
     return out, State(logits, cache, state.longest + int((out >= 0).sum(axis=1).max()))
 
 
