@@ -24,6 +24,7 @@ from rzoo.compile.workload import Case, Work
 from rzoo.core import RzooError
 from rzoo.models.registry import abstract_weights
 from rzoo.models.stacking import long_runs, unstack
+from rzoo.sharding.pipeline import Pipeline
 
 TRIAL_SECONDS = 120.0
 # XLA:CPU's options that keep the bits' meaning: how operations are fused, and what code is made of them.
@@ -67,6 +68,9 @@ def tune(
     beside the old ones while both are in use. Raises RzooError for a budget or batch that is no positive number.
     """
     _check(budget, batches)
+    if isinstance(lm.forms.place, Pipeline):
+        fix = "tune it on a mesh without pipe"
+        raise RzooError("a pipeline of several programs is not tuned", field="mesh", value="pipe", fix=fix)
     base = replace(lm, params=plain(unstack(lm.config, lm.params)), forms=replace(lm.forms, stacked=False), record=None)
     cases = [*(Case("decode", b, 4) for b in sorted(set(batches))), Case("prefill", 1, 128)]
     search = Search(base, cases, time.monotonic() + budget, progress)
@@ -88,18 +92,23 @@ def _check(budget: float | int, batches: Sequence[int]) -> None:
 
 
 def candidates(lm: Any, cases: Sequence[Case]) -> Iterator[Candidate]:
-    """All single changes worth trying, in order."""
+    """All single changes worth trying, in order; on a mesh, whose forms are made for it, compiler options alone."""
+    if lm.mesh is None:
+        yield from _of_one_device(lm)
+    offered = CPU_OPTIONS if jax.default_backend() == "cpu" else GPU_OPTIONS
+    yield from (_of_option(case.name, option) for case in cases for option in offered)
+
+
+def _of_one_device(lm: Any) -> Iterator[Candidate]:
+    """Forms, layouts, then stacking."""
     found = kernels.candidate_forms(lm.config, lm.forms.numerics, jax.default_backend())
     stacking = found.pop("stacked")
     for name, forms in found.items():
         phases = tuple(phase for phase in ("decode", "prefill") if name.endswith(phase)) or ("decode", "prefill")
         yield from (_of_form(name, form, phases) for form in forms if forms[form] is not getattr(lm.forms, name))
-    if lm.mesh is None:
-        yield from _of_storage(lm)
+    yield from _of_storage(lm)
     if long_runs(lm.config):
         yield from (_of_form("stacked", form, ("decode", "prefill")) for form, on in stacking.items() if on)
-    offered = CPU_OPTIONS if jax.default_backend() == "cpu" else GPU_OPTIONS
-    yield from (_of_option(case.name, option) for case in cases for option in offered)
 
 
 def _of_form(name: str, form: str, cases: tuple[str, ...]) -> Candidate:

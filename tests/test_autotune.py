@@ -19,7 +19,10 @@ from rzoo.compile.trial import failure
 from rzoo.compile.workload import Case, Work
 from rzoo.core import RzooError
 from rzoo.models.attention import attend
+from rzoo.models.registry import initialize
+from rzoo.sharding.place import place
 from tests.test_every_model import IDS, tiny
+from tests.tiny import DIVISIBLE
 
 DECODE = Case("decode", 1, 2)
 
@@ -258,3 +261,32 @@ def test_a_tuned_handle_generates_what_the_untuned_does(lm):
     prompts = [[1, 2, 3], [4, 5]]
     expected = [c.tokens for c in rzoo.generate(lm, prompts, max_new_tokens=8)]
     assert [c.tokens for c in rzoo.generate(tuned, prompts, max_new_tokens=8)] == expected
+
+
+@pytest.fixture
+def even(lm):
+    """A tiny model that divides over devices."""
+    config = DIVISIBLE["llama"]
+    return replace(lm, config=config, params=initialize(config))
+
+
+def test_a_tuned_model_on_a_mesh_generates_what_one_device_does(even):
+    import rzoo
+
+    prompts = (IDS % 96).tolist()
+    single = [c.tokens for c in rzoo.generate(even, prompts, max_new_tokens=8)]
+    placed = place(even, {"data": 2, "tensor": 4}, "tensor×data")
+    case = Case("decode", 2, 2)
+    offered = list(candidates(placed, [case]))
+    assert all("xla" in candidate.name for candidate in offered)
+    running = Search(placed, [case], time.monotonic() + 600, lambda line: None)
+    running.consider(next(c for c in offered if "emitters" in c.name))
+    assert "times" in running.record.candidates[0], running.record.candidates
+    choice = Choice(options=(("decode 2", (("xla_cpu_use_fusion_emitters", False),)),))
+    tuned = apply(Record(key_of(placed), choice), placed)
+    assert [c.tokens for c in rzoo.generate(tuned, prompts, max_new_tokens=8)] == single
+
+
+def test_a_pipeline_is_not_tuned(even):
+    with pytest.raises(RzooError, match="a pipeline of several programs is not tuned"):
+        tune(place(even, {"pipe": 2}, "tensor×pipe"), 1)
