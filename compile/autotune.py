@@ -161,7 +161,7 @@ class Search:
     def __post_init__(self) -> None:
         self.record = Record(key_of(self.base))
         rng = np.random.default_rng(0)
-        self.ids = rng.integers(0, self.base.config.vocab_size, (2, 32)).astype(np.int32)
+        self.ids = rng.integers(0, self.base.config.vocab_size, (2, 160)).astype(np.int32)
         self.seen = gates.activations(self.base, self.ids[:1, :8])
         self.expected = gates.float32_logits(self.base, self.ids)
         self.lm, self.work = apply(self.record, self.base), {}

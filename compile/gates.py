@@ -25,6 +25,7 @@ from rzoo.models.stacking import unstack
 from rzoo.models.weights import FrozenWeight, Numerics, Storage, contract_together, dense_product
 
 FLOAT32_ERROR, OTHER_ERROR = 5e-6, 1e-3  # largest difference over the largest value of the reference
+PADDED = 512  # keys that gate (a) pads to, so that forms in blocks meet several
 STEPS = 4  # of the tokens of gate (b), those that run one by one
 
 
@@ -122,14 +123,14 @@ def attention_error(form: Any, seen: Seen, numerics: Numerics, *, decode: bool) 
     """The largest error of a form of attention on the model's own and on random queries, keys and values."""
     worst = 0.0
     for q, keys, values in (seen.attention[0], seen.attention[-1]):
-        room = -keys.shape[2] % 64
+        room = -keys.shape[2] % PADDED
         keys, values = (jnp.pad(a, ((0, 0), (0, 0), (0, room), (0, 0))) for a in (keys, values))
         t = 1 if decode else q.shape[1]
-        starts = jnp.full(q.shape[0], q.shape[1] - t, jnp.int32)
         own = (q[:, -t:], keys, values)
         noise = tuple(jax.random.normal(jax.random.key(i), a.shape, a.dtype) for i, a in enumerate(own))
-        for given in (own, noise):
-            run = lambda f, g=given: f(*g, starts, q.shape[-1] ** -0.5, numerics)  # noqa: B023, E731
+        for given, end in ((own, q.shape[1]), (noise, keys.shape[2])):
+            starts = jnp.full(q.shape[0], end - t, jnp.int32)
+            run = lambda f, g=given, s=starts: f(*g, s, q.shape[-1] ** -0.5, numerics)  # noqa: B023, E731
             worst = max(worst, error(jax.jit(run, static_argnums=0)(form), run(attend)))
     return worst
 
