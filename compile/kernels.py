@@ -1,19 +1,26 @@
 """Forms of the hot operations: which functions a model runs on where no tuning record says otherwise."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
-from rzoo.models.attention import attend_in_blocks
+from rzoo.compile.precision import numerics_by_kind
+from rzoo.core import RzooError, closest
+from rzoo.models.attention import attend, attend_in_blocks
 from rzoo.models.forms import Forms
-from rzoo.models.latent import attend_absorbed_in_blocks, attend_naive_in_blocks
-from rzoo.models.moe import experts_in_tiles, experts_one_by_one
+from rzoo.models.latent import attend_absorbed, attend_absorbed_in_blocks, attend_naive, attend_naive_in_blocks
+from rzoo.models.moe import experts_in_tiles, experts_one_by_one, experts_ragged, experts_reference
+from rzoo.models.registry import abstract_weights
 from rzoo.models.weights import Numerics
 
 ONE_BY_ONE = 1  # most tokens for which experts_one_by_one was measured to be the faster
 
 
-def default_forms(numerics: Numerics) -> Forms:
+def default_forms(numerics: Numerics, numerics_of: tuple[tuple[str, Numerics], ...] = ()) -> Forms:
     """References for whole sequences; against a cache attention in key blocks and only the chosen experts.
 
     For prefill, scores of all keys at once would grow with the square of the length. For decode, only the blocks in use
@@ -21,6 +28,7 @@ def default_forms(numerics: Numerics) -> Forms:
     """
     return Forms(
         numerics=numerics,
+        numerics_of=numerics_of,
         attend_prefill=attend_in_blocks,
         attend_decode=attend_in_blocks,
         latent_attend_prefill=attend_naive_in_blocks,
@@ -29,9 +37,93 @@ def default_forms(numerics: Numerics) -> Forms:
     )
 
 
+def policy_forms(policy: str, dtype: Any) -> Forms:
+    """The default forms in the types that `policy` prescribes for weights held in `dtype`.
+
+    Raises RzooError for an unknown policy.
+    """
+    by_kind = numerics_by_kind(policy, dtype)
+    plain = by_kind["projection"]
+    return default_forms(plain, tuple((kind, own) for kind, own in by_kind.items() if own != plain))
+
+
 def experts_by_count(x: Array, *arguments: Any) -> Array:
     """The backend for this number of tokens; signature in moe.py.
 
     V3-mini on 2 Zen 5 cores, tokens/s at batch 1: 106 one by one, 85 in tiles; at batch 2: 81, 102.
     """
     return (experts_one_by_one if x.shape[0] <= ONE_BY_ONE else experts_in_tiles)(x, *arguments)
+
+
+@dataclass(frozen=True)
+class AttendInBlocks:
+    """attend_in_blocks with `size` keys a block."""
+
+    size: int
+
+    def __call__(self, q: Array, keys: Array, values: Array, starts: Array, scale: float, numerics: Numerics) -> Array:
+        return attend_in_blocks(q, keys, values, starts, scale, numerics, self.size)
+
+
+@dataclass(frozen=True)
+class LibraryAttention:
+    """jax.nn.dot_product_attention by one of its implementations: "cudnn" on NVIDIA GPUs, for 16-bit types."""
+
+    implementation: str
+
+    def __call__(self, q: Array, keys: Array, values: Array, starts: Array, scale: float, numerics: Numerics) -> Array:
+        seen = jnp.arange(keys.shape[2]) <= (starts[:, None] + jnp.arange(q.shape[1]))[:, :, None]
+        q, keys, values = (a.astype(numerics.compute) for a in (q, keys.swapaxes(1, 2), values.swapaxes(1, 2)))
+        library: Any = self.implementation
+        return jax.nn.dot_product_attention(q, keys, values, mask=seen[:, None], scale=scale, implementation=library)
+
+
+# Field of Forms -> name in records -> what it can be. The first of each field is its reference.
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "attend_prefill": {"reference": attend, **{f"blocks of {n}": AttendInBlocks(n) for n in (128, 256, 1024)}},
+    "attend_decode": {"reference": attend, **{f"blocks of {n}": AttendInBlocks(n) for n in (32, 128, 256)}},
+    "latent_attend_prefill": {
+        "reference": attend_naive,
+        "naive in blocks": attend_naive_in_blocks,
+        "absorbed in blocks": attend_absorbed_in_blocks,
+    },
+    "latent_attend_decode": {
+        "reference": attend_absorbed,
+        "naive in blocks": attend_naive_in_blocks,
+        "absorbed in blocks": attend_absorbed_in_blocks,
+    },
+    "experts_cached": {
+        "reference": experts_reference,
+        "one by one": experts_one_by_one,
+        "in tiles": experts_in_tiles,
+        "ragged": experts_ragged,
+    },
+    "stacked": {"unrolled": False, "stacked": True},
+}
+GPU_FORMS: Mapping[str, Mapping[str, Any]] = {
+    field: {"cudnn": LibraryAttention("cudnn")} for field in ("attend_prefill", "attend_decode")
+}
+
+
+def form_named(field: str, name: str) -> Any:
+    """The form of a field that a record names. Raises RzooError with close names for an unknown one."""
+    known = {**FORMS.get(field, {}), **GPU_FORMS.get(field, {})}
+    if name not in known:
+        what = f"form {field} ({name})"
+        raise RzooError(f"{what} is unknown; {closest(name, [*known] or [*FORMS])}", field=field, value=name)
+    return known[name]
+
+
+def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str, dict[str, Any]]:
+    """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone."""
+    names = {path.rpartition(".")[2] for path in abstract_weights(config)}
+    used = {"attend_": "k" in names, "latent_": "key_up" in names, "experts_": "expert_gate" in names}
+    found = {
+        field: dict(forms)
+        for field, forms in FORMS.items()
+        if next((there for prefix, there in used.items() if field.startswith(prefix)), True)
+    }
+    if platform == "gpu" and numerics.compute != "float32":
+        for field in found.keys() & GPU_FORMS.keys():
+            found[field] |= GPU_FORMS[field]
+    return found

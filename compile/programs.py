@@ -1,7 +1,7 @@
 """The compiled programs of a model, whether it lies on one mesh or in a pipeline of several."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from rzoo.compile.aot import decode_options
+from rzoo.compile.aot import decode_options, decode_program, prefill_program
 from rzoo.models import step
 from rzoo.models.step import Blueprint
 from rzoo.sharding import pipeline
@@ -30,14 +30,9 @@ _jit = partial(jax.jit, static_argnames="blueprint")
 WHOLE = Programs(
     forward=_jit(step.forward),
     forward_captured=_jit(step.forward_captured),
-    prefill_chunk=_jit(step.prefill_chunk, donate_argnames="cache"),
+    prefill_chunk=prefill_program(),
     prefill_chunk_scored=_jit(step.prefill_chunk_scored, donate_argnames="cache"),
-    decode=jax.jit(
-        step.decode,
-        static_argnames=("blueprint", "steps", "select"),
-        donate_argnames="cache",
-        compiler_options=decode_options(),
-    ),
+    decode=decode_program(decode_options()),
 )
 STAGED = Programs(
     forward=pipeline.forward,
@@ -48,9 +43,14 @@ STAGED = Programs(
 )
 
 
-def programs_of(blueprint: Blueprint) -> Programs:
-    """The programs that run a model as it is placed."""
-    return STAGED if isinstance(blueprint.forms.place, pipeline.Pipeline) else WHOLE
+def programs_of(blueprint: Blueprint, record: Any = None, rows: int = 1) -> Programs:
+    """The programs that run a model as it is placed, with the options of its tuning record for `rows` rows."""
+    if isinstance(blueprint.forms.place, pipeline.Pipeline):
+        return STAGED
+    if record is None:
+        return WHOLE
+    prefill, decode = (record.options(phase, rows) for phase in ("prefill", "decode"))
+    return replace(WHOLE, prefill_chunk=prefill_program(prefill), decode=decode_program(decode))
 
 
 def on_host(array: Any) -> np.ndarray:

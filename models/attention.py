@@ -51,18 +51,19 @@ def attend_in_blocks(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    size: int | None = None,
 ) -> Float[Array, "b t h z"]:
     """The same with keys in blocks under a running maximum and sum; blocks past the last query are not computed.
 
-    Memory is t * KEY_BLOCK scores a head whatever s is. The number of blocks is data dependent: no reverse-mode
-    gradient.
+    Memory is t * size scores a head whatever s is; size None: that of block_of. The number of blocks is data dependent:
+    no reverse-mode gradient.
     """
 
     def block(start: Int[Array, ""], size: int) -> tuple[Array, Array]:
         cut = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size, axis=2)  # noqa: E731
         return cut(keys), cut(values)
 
-    return attend_to_blocks(q, block, keys.shape[1], keys.shape[2], values.shape[3], starts, scale, numerics)
+    return attend_to_blocks(q, block, keys.shape[1], keys.shape[2], values.shape[3], starts, scale, numerics, size)
 
 
 def attend_to_blocks(
@@ -74,11 +75,12 @@ def attend_to_blocks(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    size: int | None = None,
 ) -> Float[Array, "b t h z"]:
     """Attention to s positions whose keys [b, k, size, c] and values [b, k, size, z] come from key_block(start, size),
     one block after another.
     """
-    _, total, out = partial_sums(q, key_block, kv_heads, s, value_width, starts, scale, numerics)
+    _, total, out = partial_sums(q, key_block, kv_heads, s, value_width, starts, scale, numerics, size)
     return _by_query_head((out / total[..., None]).astype(q.dtype))
 
 
@@ -91,12 +93,13 @@ def partial_sums(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    size: int | None = None,
 ) -> tuple[Float[Array, "b k g t"], Float[Array, "b k g t"], Float[Array, "b k g t z"]]:
     """The softmax of attend_to_blocks before its division: largest score, sum of exp(score - largest), and the values
     weighted by it. Where a query sees none of the keys the sums are 0; `starts` may be negative.
     """
     t = q.shape[1]
-    block = block_of(t, s)
+    block = block_of(t, s, size)
     grouped = _by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
 
     def step(j, carry):
@@ -117,9 +120,9 @@ def partial_sums(
     return jax.lax.fori_loop(0, used, step, first)
 
 
-def block_of(t: int, s: int) -> int:
-    """Keys of one step of attend_to_blocks for t queries against s positions."""
-    wanted = ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK
+def block_of(t: int, s: int, size: int | None = None) -> int:
+    """Keys of one step of attend_to_blocks for t queries against s positions; all of them where `size` is no part."""
+    wanted = size or (ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK)
     return wanted if s % wanted == 0 else s
 
 

@@ -20,6 +20,8 @@ from rzoo.models.latent import attend_absorbed, attend_naive
 from rzoo.models.moe import experts_reference, route
 from rzoo.models.weights import Numerics
 
+# Kinds of operations that a policy may give types of their own.
+KINDS = ("projection", "attention", "experts", "head")
 CAPTURES = ("hidden", "router", "load", "attention", "entropy")
 
 
@@ -44,6 +46,7 @@ def make_cache(make: Callable[[int], Cache], batch: int) -> Cache:
 class Forms:
     """One function for each operation that has several forms; frozen and hashable, so that programs can be shared.
 
+    numerics: the types of all operations, but of those kinds that numerics_of names with others.
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
     experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x,
@@ -54,6 +57,7 @@ class Forms:
     """
 
     numerics: Numerics = Numerics()
+    numerics_of: tuple[tuple[str, Numerics], ...] = ()
     attend: Callable[..., Array] = attend
     attend_prefill: Callable[..., Array] = attend
     attend_decode: Callable[..., Array] = attend
@@ -68,6 +72,10 @@ class Forms:
     new_cache: Callable[[Callable[[int], Cache], int], Any] = make_cache
     capture: tuple[str, ...] = ()
     stacked: bool = False
+
+    def types(self, kind: str) -> Numerics:
+        """The types of one of KINDS."""
+        return dict(self.numerics_of).get(kind, self.numerics)
 
     def observe(self, module: nnx.Module, name: str, value: Callable[[], Array]) -> None:
         """Sows value() as the Intermediate `name` of `module` where `name` is to be captured."""

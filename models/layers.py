@@ -92,11 +92,11 @@ class GroupedAttention(nnx.Module):
             slot_out = slot.append(k, v, starts)
             keys, values = slot_out.keys, slot_out.values
             attend = self.forms.attend_decode if x.shape[1] == 1 else self.forms.attend_prefill
-        numerics = self.forms.numerics
-        seen = lambda: attention_probabilities(q, keys, starts, self.scale, numerics)  # noqa: E731
+        numerics, own = self.forms.numerics, self.forms.types("attention")
+        seen = lambda: attention_probabilities(q, keys, starts, self.scale, own)  # noqa: E731
         self.forms.observe(self, "attention", seen)
         self.forms.observe(self, "entropy", lambda: entropy(seen()))
-        mixed = self.forms.place(attend(q, keys, values, starts, self.scale, numerics), "bthc")
+        mixed = self.forms.place(attend(q, keys, values, starts, self.scale, own).astype(numerics.compute), "bthc")
         out = self.output.contract("bthc,dhc->btd", mixed, numerics)
         return plus(out, self.output_bias), slot_out
 
@@ -156,10 +156,10 @@ class LatentAttention(nnx.Module):
             slot_out = slot.append(latents, starts)
             latents = slot_out.latents
             attend = forms.latent_attend_decode if x.shape[1] == 1 else forms.latent_attend_prefill
-        given = (q, latents, self.key_up, self.value_up, starts, self.scale, numerics)
+        given = (q, latents, self.key_up, self.value_up, starts, self.scale, forms.types("attention"))
         forms.observe(self, "attention", lambda: latent_probabilities(*given))
         forms.observe(self, "entropy", lambda: entropy(latent_probabilities(*given)))
-        mixed = forms.place(attend(*given), "bthz")
+        mixed = forms.place(attend(*given).astype(numerics.compute), "bthz")
         return self.output.contract("bthz,dhz->btd", mixed, numerics), slot_out
 
     def queries(self, x: Float[Array, "b t d"], at: Rotation) -> Float[Array, "b t h c"]:
@@ -228,5 +228,5 @@ class MixtureOfExperts(nnx.Module):
         self.forms.observe(self, "load", lambda: jnp.bincount(indices.reshape(-1), length=self.experts))
         run = self.forms.experts_cached if cached else self.forms.experts
         stacks = (self.expert_gate, self.expert_up, self.expert_down)
-        out = run(tokens, indices, weights, *stacks, self.forms.numerics).reshape(b, t, d)
+        out = run(tokens, indices, weights, *stacks, self.forms.types("experts")).reshape(b, t, d)
         return out if self.shared is None else out + self.shared(x)

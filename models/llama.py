@@ -234,7 +234,7 @@ class Llama(nnx.Module):
     def logits(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch v"]:
         """Scores of the vocabulary from final hidden states, in float32."""
         head = self.embed if self.head is None else self.head
-        return head.scores(x, self.forms.numerics)
+        return head.scores(x, self.forms.types("head"))
 
 
 def empty_cache(config: LlamaConfig, batch: int, capacity: int, dtype: Any) -> Cache:

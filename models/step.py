@@ -33,7 +33,7 @@ class Blueprint:
     def cache_maker(self, capacity: int) -> Callable[[int], Cache]:
         """A function of the number of rows that makes the cache on the default device."""
         make = empty_stacked_cache if self.forms.stacked else family_of(self.config).empty_cache
-        dtype = jnp.dtype(self.forms.numerics.cache)
+        dtype = jnp.dtype(self.forms.types("attention").cache)
         return lambda rows: make(self.config, rows, capacity, dtype)
 
     def module(self, params: Params) -> Any:

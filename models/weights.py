@@ -52,6 +52,9 @@ class Storage(Protocol):
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first logical axis."""
 
+    def dense(self) -> Array:
+        """The whole weight as one array."""
+
     def entry(self, i: Array | int) -> "Storage":
         """Entry i of the first logical axis, e.g. one of stacked experts, in the same storage."""
 
@@ -79,6 +82,10 @@ class Quantized:
         if self.offset is not None:
             values = values + _spread(self.offset, self.block, self.codes.shape)
         return values.astype(dtype).reshape(self.shape)
+
+    def dense(self) -> Array:
+        """The whole weight in float32."""
+        return self.dequantize()
 
     def product(self, spec: str, x: Array, numerics: Numerics) -> Array:
         """The reference: dequantize, then a dense product."""
@@ -160,7 +167,7 @@ class Stored(nnx.Variable):
     def dense(self) -> Array:
         """The whole weight as one array: norm scales, biases."""
         value = self.get_value()
-        return value.dequantize() if isinstance(value, Quantized) else value
+        return value.dense() if isinstance(value, Storage) else value
 
 
 class Weight(Stored, nnx.Param):
@@ -185,8 +192,7 @@ def contract_together(spec: str, x: Array, weights: Sequence[Stored], numerics: 
     """
     first = weights[0].get_value()
     if hasattr(first, "contract_together"):
-        return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)  # type:
-        ignore[attr - defined]
+        return first.contract_together(spec, x, [w.get_value() for w in weights], numerics)
     return tuple(w.contract(spec, x, numerics) for w in weights)
 
 

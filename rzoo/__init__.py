@@ -3,6 +3,7 @@
     lm = rzoo.load("smollm2")              # a preset, a folder, a .gguf file, a hub id
     logits = lm(ids)                       # [b, t] -> float32 [b, t, v]
     rzoo.generate(lm, "What is the capital of France?").text
+    lm = rzoo.tune(lm)                     # the fastest programs for this machine within the policy
     rzoo.save(lm, "steps/")                # restored by load on any mesh: load("steps/", mesh={"tensor": 4})
 
 Nothing heavy is imported until one of these names is used.
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rzoo.checkpoint.load import load as load
     from rzoo.checkpoint.save import export as export
     from rzoo.checkpoint.training import save as save
+    from rzoo.compile.autotune import tune as tune
     from rzoo.core import RzooError as RzooError
     from rzoo.engine.generate import (
         Completion as Completion,
@@ -39,6 +41,7 @@ _PUBLIC = {
     "prompt_ids": "rzoo.engine.generate",
     "save": "rzoo.checkpoint.training",
     "stream": "rzoo.engine.generate",
+    "tune": "rzoo.compile.autotune",
 }
 __all__ = ["__version__", *_PUBLIC]
 

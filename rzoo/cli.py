@@ -24,7 +24,9 @@ Model = Annotated[str, typer.Argument(help="A preset (see `rzoo models`), a fold
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16, float16, or fp8 (blocks kept); default: float32 if it fits.")
 ]
-Policy = Annotated[str, typer.Option(help="exact (float32) or stored (the held type, float32 sums).")]
+Policy = Annotated[
+    str, typer.Option(help="exact (float32), stored (the held type, float32 sums) or fast (within a KL bound).")
+]
 MeshOption = Annotated[
     str | None, typer.Option("--mesh", help="Such as tensor=4,data=2; default: chosen for the devices that there are.")
 ]
@@ -157,6 +159,50 @@ def save(
 
     saving = rzoo.save(_load(model, dtype, "exact", mesh, rules), folder, step, keep=keep)
     _say(f"saved {saving.path}")
+
+
+@app.command()
+def tune(
+    model: Model,
+    budget: Annotated[float, typer.Option(help="Seconds to search for.")] = 120.0,
+    batch: Annotated[list[int] | None, typer.Option(help="Rows to tune decode for; may be repeated: 1 and 8.")] = None,
+    dtype: Dtype = None,
+    policy: Policy = "exact",
+    kl: Annotated[float | None, typer.Option(help="Mean KL bound of policy fast, in nats.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the record of an earlier run.")] = False,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the ratios of all candidates.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest programs on this machine within the policy, and keep them for later loads."""
+    import rzoo
+    from rzoo.compile.record import draw, to_json
+
+    lm = rzoo.load(model, dtype=dtype, policy=policy, kl=kl, record=False)
+    say = lambda line: print(line, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731
+    tuned = rzoo.tune(lm, budget, batches=batch or (1, 8), resume=resume, progress=say)
+    if as_json:
+        _print_json(to_json(tuned.record))
+    if plot is not None:
+        draw(tuned.record, plot)
+
+
+@app.command()
+def report(
+    model: Model,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows of decode; may be repeated: 1 and 8.")] = None,
+    dtype: Dtype = None,
+    policy: Policy = "exact",
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the roofline; needs matplotlib.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what each phase costs and which share of this machine's bandwidth and matrix rate it reaches."""
+    import rzoo
+    from rzoo.compile import report as reports
+
+    found = reports.report(rzoo.load(model, dtype=dtype, policy=policy), batch or (1, 8))
+    _print_json(found) if as_json else print(reports.table(found))
+    if plot is not None:
+        reports.plot(found, plot)
 
 
 @app.command()

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from rzoo.compile.precision import BOUNDS, Bound
 from rzoo.compile.programs import programs_of
+from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
@@ -48,7 +50,10 @@ class About:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True, eq=False)
 class LM:
-    """A loaded model: `lm(ids)` gives logits, `lm.params` is a plain dict of arrays, `lm.module()` the nnx.Module."""
+    """A loaded model: `lm(ids)` gives logits, `lm.params` is a plain dict of arrays, `lm.module()` the nnx.Module.
+
+    bound: what `policy` lets a tuned program differ by from float32. record: the tuning record that was applied.
+    """
 
     config: Any
     params: registry.Params
@@ -57,6 +62,7 @@ class LM:
     about: About = field(default_factory=About)
     mesh: Any = None
     record: Any = None
+    bound: Bound = BOUNDS["exact"]
 
     @property
     def tokenizer(self) -> Any:
@@ -83,7 +89,7 @@ class LM:
 
     def module(self) -> nnx.Module:
         """The nnx.Module over the same arrays; what is done to it does not reach this handle."""
-        return registry.assemble(self.config, self.forms, unstack(self.config, self.params))
+        return registry.assemble(self.config, self.forms, plain(unstack(self.config, self.params)))
 
     def __call__(self, ids: Any, capture: str | Sequence[str] | None = None) -> Any:
         """float32 logits [b, t, v] of token ids [b, t]; with `capture`, (logits, {name: arrays by layer}).
@@ -139,13 +145,13 @@ class LM:
 
     def tree_flatten(self) -> tuple[tuple[registry.Params], tuple[Any, ...]]:
         """Parameters are the leaves; the rest is static."""
-        return (self.params,), (self.config, self.forms, self.policy, self.about, self.mesh, self.record)
+        return (self.params,), (self.config, self.forms, self.policy, self.about, self.mesh, self.record, self.bound)
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, ...], leaves: tuple[registry.Params]) -> "LM":
         """The inverse of tree_flatten."""
-        config, forms, policy, about, mesh, record = static
-        return cls(config, leaves[0], forms, policy, about, mesh, record)
+        config, *rest = static
+        return cls(config, leaves[0], *rest)
 
     def __repr__(self) -> str:
         count = registry.count_parameters(self.config)

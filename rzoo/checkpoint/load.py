@@ -12,8 +12,9 @@ from rzoo.checkpoint.opened import Opened, open_checkpoint
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.checkpoint.training import chosen_paths
 from rzoo.compile.aot import use_compile_cache
-from rzoo.compile.kernels import default_forms
-from rzoo.compile.precision import numerics_of
+from rzoo.compile.kernels import default_forms, policy_forms
+from rzoo.compile.precision import bound_of
+from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
 from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
@@ -39,6 +40,8 @@ def load(
     rules: str | None = None,
     kv: str = "split",
     only: str | None = None,
+    kl: float | None = None,
+    record: bool = True,
     quiet: bool = False,
 ) -> LM:
     """Loads a model: a preset's name, a folder in Hugging Face form, a .gguf file, a hub id, or a step of `rzoo.save`
@@ -46,12 +49,14 @@ def load(
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
     "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
-    policy: "exact" computes in float32, "stored" in the held type with float32 sums. mesh: sizes such as {"data": 2,
+    policy: "exact" computes in float32, "stored" in the held type with float32 sums, "fast" in whatever a tuner shows
+    to stay within `kl` nats of exact in the mean (0.01 where none is given). mesh: sizes such as {"data": 2,
     "tensor": 4}, or "auto" for what `choose` takes of all devices; None is one device. Each device's part is read from
     the file by itself. rules: such as "tensor×data" (x will do); None are those with the mesh's axes. kv: as in
     sharding.place. only: a part of the weights, such as "layers.0-3,embed"; the handle can't compute with less than
-    all. A step is held as it was saved where dtype is None. One line on what will be loaded goes to stderr before
-    weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
+    all. A step is held as it was saved where dtype is None. record: apply the tuning record that rzoo.tune kept for
+    exactly this model, policy and machine, and say so. One line on what will be loaded goes to stderr before weights
+    are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
     """
     join_processes()
     located = locate(source)
@@ -60,7 +65,8 @@ def load(
     wanted, chosen = _mesh_for(opened, mesh, rules)
     on_mesh = lambda forms: forms_for(opened.config, *wanted, forms, kv=kv) if wanted else forms  # noqa: E731
     held = choose_dtype(opened, dtype, located.name, on_mesh(default_forms(Numerics())).place)
-    forms = on_mesh(default_forms(numerics_of(policy, opened.dtype if held == "fp8" else held)))
+    bound = bound_of(policy, kl)
+    forms = on_mesh(policy_forms(policy, opened.dtype if held == "fp8" else held))
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
         for line in (*opened.warnings, *chosen, _announcement(located, opened, held), *_copies(opened, held, forms)):
@@ -68,7 +74,16 @@ def load(
     as_saved = opened.read_all is not None and dtype is None
     params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
     whole = getattr(forms.place, "mesh", None)
-    return LM(opened.config, params, forms, policy, _about(located, opened), whole)
+    lm = LM(opened.config, params, forms, policy, _about(located, opened), whole, bound=bound)
+    return _tuned(lm, quiet) if record and only is None else lm
+
+
+def _tuned(lm: LM, quiet: bool) -> LM:
+    """With the tuning record that was made for it, where there is one."""
+    tuned, line = recorded(lm)
+    if line and not quiet and jax.process_index() == 0:
+        print(f"rzoo: {line}", file=sys.stderr)
+    return tuned
 
 
 def _about(located: Located, opened: Opened) -> About:

@@ -13,6 +13,7 @@ from rzoo.checkpoint import fp8 as blocks
 from rzoo.checkpoint.huggingface import CONFIG, GENERATION_CONFIG, write_folder
 from rzoo.checkpoint.names import sources
 from rzoo.compile.programs import on_host
+from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.registry import family_of
@@ -76,7 +77,7 @@ def _dtype(lm: LM) -> str:
 def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor of the file; a weight in blocks gives two."""
     sharing: dict[tuple[str, ...], list[str]] = {}
-    found, params = sources(lm.config, "hf"), unstack(lm.config, lm.params)
+    found, params = sources(lm.config, "hf"), plain(unstack(lm.config, lm.params))
     for path, source in found.items():
         sharing.setdefault(source.names, []).append(path)
     for names, paths in sharing.items():

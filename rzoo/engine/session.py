@@ -47,12 +47,11 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int) -> State:
         row[: len(prompt)] = prompt
     check_cache_fits(lm.blueprint, len(prompts), capacity)
     cache = lm.blueprint.empty_cache(len(prompts), capacity)
+    program = programs_of(lm.blueprint, lm.record, len(prompts)).prefill_chunk
     logits, start = None, 0
     for size in pieces:
         counts = np.clip(lengths - start, 0, size)
-        new, cache = programs_of(lm.blueprint).prefill_chunk(
-            lm.blueprint, lm.params, ids[:, start : start + size], counts, cache
-        )
+        new, cache = program(lm.blueprint, lm.params, ids[:, start : start + size], counts, cache)
         logits = new if logits is None else jnp.where((counts > 0)[:, None], new, logits)
         start += size
     assert logits is not None
@@ -80,7 +79,7 @@ def decode(
         cache = cache.grown(capacity_for(needed))
     key = jax.random.key(0) if key is None else key
     ids = jnp.asarray(stops or [-1], jnp.int32)
-    tokens, logits, cache = programs_of(lm.blueprint).decode(
+    tokens, logits, cache = programs_of(lm.blueprint, lm.record, rows).decode(
         lm.blueprint, lm.params, state.logits, cache, key, left, ids, steps=DECODE_STEPS, select=select
     )
     out = on_host(tokens)

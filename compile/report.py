@@ -1,0 +1,203 @@
+"""`rzoo report`: what the programs of a model cost and how near they come to what this machine can do.
+
+Of each phase: floating-point operations and bytes, their ratio, fusions by kind, launches, temporary memory, time, and
+the shares of the read bandwidth and of the matrix rate, both measured in the same process. Every number says by the
+group that it stands in whether it is counted from shapes, read from the compiled program or measured.
+"""
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rzoo.compile.kernels import policy_forms
+from rzoo.compile.record import Record
+from rzoo.compile.storage import plain
+from rzoo.compile.workload import HELD, Case, Work
+from rzoo.models.registry import abstract_weights
+from rzoo.models.stacking import unstack
+from rzoo.models.weights import Numerics
+
+READ_BYTES = 2**28  # of one array: more than a cache holds
+SQUARE = 1024  # rows of the matrices whose product gives the matrix rate
+REPEATS = 7
+
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = \S.*? ([a-z][\w-]*)\(", re.MULTILINE)
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
+KIND = re.compile(r"fusion\([^\n]*kind=(k\w+)")
+# Instructions that start no work of their own.
+FREE = frozenset(
+    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id")
+)
+
+
+def report(lm: Any, batches: Sequence[int] = (1, 8), prompt: int = 128) -> dict[str, Any]:
+    """Costs of decode for each of `batches` rows, and of one prompt of `prompt` tokens, in JSON's types.
+
+    Of a tuned handle the same programs without its record stand under "untuned".
+    """
+    cases = [*(Case("decode", rows, 4) for rows in batches), Case("prefill", 1, prompt)]
+    machine = {"read_bytes_per_second": read_rate(), "matrix_flops_per_second": matrix_rate(lm.forms.numerics)}
+    found = {"model": lm.source, "policy": lm.policy, "machine": machine, "phases": _phases(lm, cases, machine)}
+    if lm.record is not None:
+        params = plain(unstack(lm.config, lm.params))
+        forms = policy_forms(lm.policy, params["embed"].dtype)
+        found["untuned"] = _phases(replace(lm, params=params, forms=forms, record=None), cases, machine)
+    return found
+
+
+def _phases(lm: Any, cases: Sequence[Case], machine: Mapping[str, float]) -> dict[str, Any]:
+    record = lm.record or Record({})
+    works = [Work(lm.blueprint, lm.params, case, record.options(case.phase, case.rows)) for case in cases]
+    return {work.case.name: phase(work, machine) for work in works}
+
+
+def phase(work: Work, machine: Mapping[str, float]) -> dict[str, Any]:
+    """One program: what is counted, what XLA made of it, and what was measured."""
+    steps = work.case.tokens if work.case.phase == "decode" else 1
+    flops, size = steps * flops_of(work), steps * bytes_of(work)
+    compiled = work.compiled()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    seconds = median(_timed(work) for _ in range(REPEATS))
+    return {
+        "counted": {"flops": flops, "bytes": size, "intensity": flops / size},
+        "compiled": {
+            "fusions": dict(sorted(Counter(KIND.findall(text)).items())),
+            "launches": launches(text),
+            "temporary_bytes": getattr(memory, "temp_size_in_bytes", None),
+        },
+        "measured": {
+            "seconds": seconds,
+            "tokens_per_second": work.case.rows * work.case.tokens / seconds,
+            "share_of_bandwidth": size / seconds / machine["read_bytes_per_second"],
+            "share_of_matrix_rate": flops / seconds / machine["matrix_flops_per_second"],
+        },
+    }
+
+
+def flops_of(work: Work) -> float:
+    """Two for each weight and token that meet, and for each query, key and channel twice; of one step of decode."""
+    rows, decode = work.case.rows, work.case.phase == "decode"
+    tokens = rows if decode else rows * work.case.tokens
+    config = work.blueprint.config
+    matrices = sum(_met(path, w.shape, config) for path, (axes, w) in abstract_weights(config).items() if len(axes) > 1)
+    head = math.prod(abstract_weights(config)["embed"][1].shape)
+    keys = HELD + work.case.tokens / 2 if decode else work.case.tokens / 2
+    attention = keys * _attention_numbers(work)
+    return 2.0 * (tokens * (matrices + attention) + rows * head)
+
+
+def _met(path: str, shape: tuple[int, ...], config: Any) -> float:
+    """Numbers of a weight that one token meets: of the experts the chosen ones; the head is counted apart."""
+    if path in ("embed", "head"):
+        return 0.0
+    experts = getattr(config, "experts", None)
+    return math.prod(shape) * (experts.active / experts.count if "expert_" in path and experts else 1.0)
+
+
+def _attention_numbers(work: Work) -> float:
+    """Products of one query token with one cached position, keys and values, over all layers and heads."""
+    total = 0.0
+    for slot in jax.eval_shape(lambda: work.blueprint.empty_cache(1, 1)).slots:
+        leaves = jax.tree.leaves(slot)  # latents are keys and values at once
+        for leaf in leaves:
+            heads = work.blueprint.config.heads / leaf.shape[-3]
+            total += math.prod(leaf.shape) * heads * 2 / len(leaves)
+    return total
+
+
+def bytes_of(work: Work) -> float:
+    """Bytes of weights that one step reads, an embedding that is no head aside, and of the cache in use."""
+    params, config = work.params, work.blueprint.config
+    tied = "head" not in abstract_weights(config)
+    tokens = work.case.rows * (work.case.tokens if work.case.phase == "prefill" else 1)
+    experts = getattr(config, "experts", None)
+    read = 0.0
+    for path, value in params.items():
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(value))
+        if "expert_" in path and experts:
+            size *= min(1.0, tokens * experts.active / experts.count)
+        read += size if path != "embed" or tied else 0
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(work.cache.slots)) / work.cache.capacity
+    return read + held * (HELD if work.case.phase == "decode" else work.case.tokens)
+
+
+def launches(text: str) -> int:
+    """Instructions of the optimised program that do work: those of loop bodies once, those within fusions not."""
+    within = set(CALLED.findall(text))
+    bodies = [body for name, body in COMPUTATION.findall(text) if name not in within]
+    return sum(name not in FREE for body in bodies for name in INSTRUCTION.findall(body))
+
+
+def read_rate() -> float:
+    """Bytes per second of a matrix-vector product over an array that no cache holds."""
+    matrix = jnp.ones((READ_BYTES // 4 // 4096, 4096), jnp.float32)
+    product, vector = jax.jit(lambda a, x: a @ x), jnp.ones(4096, jnp.float32)
+    run = lambda: product(matrix, vector).block_until_ready()  # noqa: E731
+    run()
+    return READ_BYTES / min(_timed(run) for _ in range(REPEATS))
+
+
+def matrix_rate(numerics: Numerics) -> float:
+    """Operations per second of a product of square matrices in the types of the policy."""
+    square = jnp.ones((SQUARE, SQUARE), numerics.compute)
+    product = jax.jit(lambda a: numerics.dot_accumulated("ij,jk->ik", a, a))
+    run = lambda: product(square).block_until_ready()  # noqa: E731
+    run()
+    return 2 * SQUARE**3 / min(_timed(run) for _ in range(REPEATS))
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The report as lines for a person."""
+    machine = found["machine"]
+    lines = [
+        f"reads {machine['read_bytes_per_second'] / 1e9:.1f} GB/s,"
+        f" multiplies {machine['matrix_flops_per_second'] / 1e9:.0f} Gflop/s (measured)",
+        f"{'':20}{'Gflop':>8}{'GB':>8}{'flop/B':>8}"
+        f"{'launches':>10}{'temp MiB':>10}{'tok/s':>8}{'read':>7}{'matrix':>8}",
+    ]
+    for group in ("untuned", "phases"):
+        label = "untuned " if group == "untuned" else ""
+        for name, one in found.get(group, {}).items():
+            counted, compiled, measured = one["counted"], one["compiled"], one["measured"]
+            lines.append(
+                f"{label + name:20}{counted['flops'] / 1e9:8.2f}{counted['bytes'] / 1e9:8.2f}"
+                f"{counted['intensity']:8.1f}"
+                f"{compiled['launches']:10}{(compiled['temporary_bytes'] or 0) / 2**20:10.1f}"
+                f"{measured['tokens_per_second']:8.1f}{measured['share_of_bandwidth']:7.0%}"
+                f"{measured['share_of_matrix_rate']:8.0%}"
+            )
+    return "\n".join(lines)
+
+
+def plot(found: Mapping[str, Any], path: str | Path) -> None:
+    """Draws the roofline of this machine and each phase below it. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    machine = found["machine"]
+    read, rate = machine["read_bytes_per_second"], machine["matrix_flops_per_second"]
+    axes = Figure(figsize=(6, 4), layout="constrained").subplots()
+    at = [0.1, rate / read, 1e4]
+    axes.loglog(at, [min(rate, read * x) for x in at], color="black")
+    for group, mark in (("untuned", "x"), ("phases", "o")):
+        for name, one in found.get(group, {}).items():
+            done = one["counted"]["flops"] / one["measured"]["seconds"]
+            axes.loglog(one["counted"]["intensity"], done, mark, label=f"{group} {name}".removeprefix("phases "))
+    axes.set(xlabel="operations per byte", ylabel="operations per second", title=found["model"].split(" from ")[0])
+    axes.legend()
+    axes.figure.savefig(path)
