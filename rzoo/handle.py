@@ -20,7 +20,7 @@ from rzoo.core import RzooError
 from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
 from rzoo.models.rope import depends_on_length
-from rzoo.models.stacking import unstack
+from rzoo.models.stacking import stacked_weights, unstack
 
 # Lengths to which ids are padded on the right, so that few programs serve all; longer ids run in chunks of the last.
 BUCKETS = (16, 64, 256, 1024)
@@ -82,7 +82,8 @@ class LM:
 
     def with_params(self, params: registry.Params) -> "LM":
         """The same model over other parameters. Raises RzooError where their names are not those of the model."""
-        if params.keys() != self.params.keys():
+        allowed = (self.params, registry.abstract_weights(self.config), stacked_weights(self.config))
+        if all(params.keys() != names.keys() for names in allowed):
             odd = sorted(params.keys() ^ self.params.keys())
             raise RzooError(f"params: {len(odd)} names differ from the model's: {', '.join(odd[:4])}", field="params")
         return replace(self, params=params)
