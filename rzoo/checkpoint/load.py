@@ -30,6 +30,9 @@ from rzoo.sharding.pipeline import Pipeline
 from rzoo.sharding.place import forms_for, held as held_weights, spread
 from rzoo.sharding.placement import Placement
 
+ALIGNMENT = 64  # bytes; JAX reads an array in place only where it begins at a multiple of this
+ROOM = 2**20  # bytes that aligning all weights of a model may take
+
 
 def load(
     source: str | os.PathLike[str],
@@ -198,14 +201,37 @@ def read_weights(opened: Opened, dtype: str | None, name: str, forms: Forms, pat
     assert dtype is not None
     _check_copies(opened)
     params: Params = {}
+    home = _Home(0 if isinstance(forms.place, Placement | Pipeline) else held_bytes(opened, dtype) + ROOM)
     wanted = [entry for entry in held_weights(opened.config, forms) if entry[1] in paths]
     for path, weight, axes in _with_progress(wanted, name, held_bytes(opened, dtype)):
         own = "float32" if weight in always_float32(opened.config) else dtype
         if isinstance(forms.place, Placement | Pipeline):
             params[path] = _read_onto(forms.place.of(path), opened, weight, axes, own)
         else:
-            params[path] = jax.device_put(opened.read(weight, own))
+            params[path] = home.take(opened.read(weight, own))
     return params
+
+
+class _Home:
+    """Where weights of a single device live. On a CPU that is one block of memory, in which JAX reads them in place.
+
+    numpy asks the system for pages of 2 MiB in allocations of many MiB, not in those of a layer's matrices: SmolLM2 at
+    batch 1 takes 11.7 ms a token at best and 13.5 in the median so, 13.0 and 14.5 with a block for each weight.
+    """
+
+    def __init__(self, nbytes: int):
+        on_cpu = jax.default_backend() == "cpu"
+        self.block, self.used = np.empty(nbytes if on_cpu else 0, np.uint8), 0
+
+    def take(self, weight: Any) -> Any:
+        """`weight` (an array, or a storage object) on the device."""
+        start = self.used + -(self.block.ctypes.data + self.used) % ALIGNMENT
+        if not isinstance(weight, np.ndarray) or start + weight.nbytes > self.block.size:
+            return jax.device_put(weight)
+        place = self.block[start : start + weight.nbytes].view(weight.dtype).reshape(weight.shape)
+        place[...] = weight
+        self.used = start + weight.nbytes
+        return jax.device_put(place, may_alias=True)
 
 
 def _read_onto(placement: Placement, opened: Opened, path: str, axes: tuple[str, ...], dtype: Any) -> Any:
