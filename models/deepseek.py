@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from rzoo.core import RzooError
+from rzoo.models import llama
 from rzoo.models.cache import Cache, LatentSlot, empty_latent_slots
 from rzoo.models.config import HFConfig, positive
 from rzoo.models.forms import Forms
@@ -22,7 +23,7 @@ from rzoo.models.latent import softmax_scale
 from rzoo.models.layers import GatedMLP, LatentAttention, MixtureOfExperts, RMSNorm
 from rzoo.models.moe import Routing, SigmoidRouting, SoftmaxRouting
 from rzoo.models.names import WeightName
-from rzoo.models.rope import DefaultRope, Rope, Rotation, YarnRope, rotation
+from rzoo.models.rope import DefaultRope, Rope, Rotation, YarnRope
 from rzoo.models.rope_config import read_gguf_rope, read_rope, single, write_rope
 from rzoo.models.weights import weight
 
@@ -344,8 +345,8 @@ class Block(nnx.Module):
         return x, slot_out
 
 
-class DeepSeek(nnx.Module):
-    """A decoder: token ids [b, t] to float32 logits [b, t, v]. rngs None: shapes alone, to be filled by `assemble`."""
+class DeepSeek(llama.Llama):
+    """Llama's decoder over blocks of their own: token ids [b, t] to float32 logits [b, t, v]."""
 
     def __init__(self, config: DeepSeekConfig, *, forms: Forms = Forms(), rngs: nnx.Rngs | None):
         self.embed = weight("vd", (config.vocab_size, config.width), rngs, scale=1.0)
@@ -354,48 +355,10 @@ class DeepSeek(nnx.Module):
         self.head = None if config.tied else weight("vd", (config.vocab_size, config.width), rngs)
         self.config, self.forms = config, forms
 
-    def __call__(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
-        return self.logits(self.hidden_states(tokens)[0])
-
-    def hidden_states(
-        self, tokens: Int[Array, "b t"], cache: Cache | None = None, counts: Int[Array, " b"] | None = None
-    ) -> tuple[Float[Array, "b t d"], Cache | None]:
-        """Hidden states after the final norm; with a cache, of tokens that follow what it holds, and the cache with
-        them.
-
-        counts: how many of the t tokens of each row are real (None: all). The lengths of the returned cache are the old
-        ones: the caller adds to them.
-        """
-        x, out = self.through_layers(self.embedded(tokens), cache, counts)
-        return self.norm(x), out
-
-    def embedded(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-        """What enters the first layer."""
-        x = self.forms.place(self.embed.rows(tokens, self.forms.numerics), "btd")
-        self.forms.observe(self, "hidden", lambda: x)
-        return x
-
-    def through_layers(
-        self, x: Float[Array, "b t d"], cache: Cache | None = None, counts: Int[Array, " b"] | None = None
-    ) -> tuple[Float[Array, "b t d"], Cache | None]:
-        """What leaves the last of the layers that this module holds, before the final norm; cache as in hidden_states,
-        a slot for each of them.
-        """
-        starts = jnp.zeros(x.shape[0], jnp.int32) if cache is None else cache.lengths
-        positions = starts[:, None] + jnp.arange(x.shape[1])
-        length = starts + (x.shape[1] if counts is None else counts)
-        at = rotation(self.config.rope, self.config.rope_width, positions, length)
-        slots = []
-        for i, layer in enumerate(self.layers):
-            x, slot = layer(x, at, starts, None if cache is None else cache.slots[i])
-            slots.append(slot)
-        out = None if cache is None else Cache(tuple(slots), cache.lengths)
-        return x, out
-
-    def logits(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch v"]:
-        """Scores of the vocabulary from final hidden states, in float32."""
-        head = self.embed if self.head is None else self.head
-        return head.scores(x, self.forms.types("head"))
+    @property
+    def rotary_width(self) -> int:
+        """The part of a query that has a position."""
+        return self.config.rope_width
 
 
 def empty_cache(config: DeepSeekConfig, batch: int, capacity: int, dtype: Any) -> Cache:

@@ -196,6 +196,11 @@ class Llama(nnx.Module):
     def __call__(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
         return self.logits(self.hidden_states(tokens)[0])
 
+    @property
+    def rotary_width(self) -> int:
+        """How much of a head's width is turned by position."""
+        return self.config.head_width
+
     def hidden_states(
         self, tokens: Int[Array, "b t"], cache: Cache | None = None, counts: Int[Array, " b"] | None = None
     ) -> tuple[Float[Array, "b t d"], Cache | None]:
@@ -223,7 +228,7 @@ class Llama(nnx.Module):
         starts = jnp.zeros(x.shape[0], jnp.int32) if cache is None else cache.lengths
         positions = starts[:, None] + jnp.arange(x.shape[1])
         length = starts + (x.shape[1] if counts is None else counts)
-        at = rotation(self.config.rope, self.config.head_width, positions, length)
+        at = rotation(self.config.rope, self.rotary_width, positions, length)
         slots = []
         for i, layer in enumerate(self.layers):
             x, slot = layer(x, at, starts, None if cache is None else cache.slots[i])
