@@ -12,6 +12,7 @@ from rzoo.bench.cases import CASES, PROMPT
 from rzoo.bench.peers import PACKAGES
 from rzoo.bench.turns import Child, ChildFailed
 from rzoo.core import RzooError
+from tests.goldens import GOLDEN
 
 SQUARES, BROKEN = "tests.bench_engines:Squares", "tests.bench_engines:Broken"
 LIMIT = 30.0
@@ -147,7 +148,7 @@ def test_missing_peers_are_null_and_the_result_is_json(monkeypatch):
     monkeypatch.setattr(compare, "READ_MEGABYTES", 4)
     for name in peers:
         monkeypatch.setitem(PACKAGES, name, ("a-package-that-nobody-has",))
-    result = json.loads(json.dumps(compare.bench(engines=peers, rounds=1)))
+    result = json.loads(json.dumps(compare.bench(str(GOLDEN / "llama_tied"), engines=peers, rounds=1)))
     assert result["peers"] == {"transformers": None, "llama.cpp": None}
     assert result["failures"] == dict.fromkeys(peers, "not installed")
     assert set(result["ratios"].values()) == {None}
