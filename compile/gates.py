@@ -20,7 +20,7 @@ from rzoo.compile.precision import Bound
 from rzoo.compile.storage import Joined, Laid, can_be_laid, plain
 from rzoo.models import step
 from rzoo.models.attention import attend
-from rzoo.models.registry import Params, abstract_weights
+from rzoo.models.registry import Params
 from rzoo.models.stacking import unstack
 from rzoo.models.weights import FrozenWeight, Numerics, Storage, contract_together, dense_product
 
@@ -70,7 +70,7 @@ class Seen:
 
 def activations(lm: Any, ids: Any) -> Seen:
     """What meets each matrix and each attention of an unstacked run over ids [b, t]."""
-    seen, heads, axes_of = {}, [], abstract_weights(lm.config)  # type: ignore[var-annotated]
+    seen, heads = {}, []  # type: ignore[var-annotated]
 
     def keep(q, keys, values, *rest):
         heads.append((q, keys, values))
@@ -78,7 +78,7 @@ def activations(lm: Any, ids: Any) -> Seen:
 
     params = {
         path: Probe(value, path, seen)
-        if not isinstance(value, Storage) and can_be_laid(path, axes_of[path][0])
+        if not isinstance(value, Storage) and can_be_laid(lm.config, path, "rows")
         else value
         for path, value in plain(unstack(lm.config, lm.params)).items()
     }
