@@ -22,6 +22,7 @@ from rzoo.compile.kernels import policy_forms
 from rzoo.compile.record import Record
 from rzoo.compile.storage import plain
 from rzoo.compile.workload import HELD, Case, Work
+from rzoo.core import figure
 from rzoo.models.registry import abstract_weights
 from rzoo.models.stacking import unstack
 from rzoo.models.weights import Numerics
