@@ -3,7 +3,7 @@
 python benchmarks/tune_models.py [--budget SECONDS] [--only smollm2-f32-b8 …] [--out FILE.json]
 
 Each case is tuned from scratch twice, in folders of its own, with no record of any other run. Then untuned, first and
-second run are measured interleaved by the tuner's own rule: ratios of times, with their bounds. A budget is for one run.
+second run are measured interleaved by the tuner's own rule: ratios of times, with their bounds.
 """
 
 import argparse
