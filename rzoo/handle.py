@@ -81,11 +81,24 @@ class LM:
         return step.Blueprint(self.config, self.forms)
 
     def with_params(self, params: registry.Params) -> "LM":
-        """The same model over other parameters. Raises RzooError where their names are not those of the model."""
-        allowed = (self.params, registry.abstract_weights(self.config), stacked_weights(self.config))
-        if all(params.keys() != names.keys() for names in allowed):
+        """The same model over other parameters: per layer, stacked, or of the names that this handle holds.
+
+        Raises RzooError where their names or shapes are not those of the model.
+        """
+        shapes = {path: weight.shape for path, (_, weight) in registry.abstract_weights(self.config).items()}
+        stacked = {path: weight.shape for path, (_, weight) in stacked_weights(self.config).items()}
+        own = {path: value.shape for path, value in self.params.items()}
+        wanted = next((allowed for allowed in (shapes, stacked, own) if allowed.keys() == params.keys()), None)
+        if wanted is None:
             odd = sorted(params.keys() ^ self.params.keys())
             raise RzooError(f"params: {len(odd)} names differ from the model's: {', '.join(odd[:4])}", field="params")
+        wrong = [
+            f"{path} is {list(found) if found is not None else type(params[path]).__name__}, not {list(shape)}"
+            for path, shape in wanted.items()
+            if (found := getattr(params[path], "shape", None)) != shape
+        ]
+        if wrong:
+            raise RzooError(f"params: {len(wrong)} differ from the model's: {'; '.join(wrong[:8])}", field="params")
         return replace(self, params=params)
 
     def module(self) -> nnx.Module:

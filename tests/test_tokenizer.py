@@ -219,6 +219,16 @@ def test_the_files_beside_tokenizer_json_are_read(tmp_path: Path) -> None:
     assert Tokenizer.from_file(tmp_path).chat_template == "from the file"
 
 
+@pytest.mark.report("A24")
+def test_the_class_that_tokenizer_config_names_is_not_believed(tmp_path: Path) -> None:
+    CORE.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "legacy": True}))
+    read = Tokenizer.from_file(tmp_path)
+    for text in CORPUS:
+        assert read.encode(text) == TOKENIZER.encode(text)
+        assert read.decode(read.encode(text), skip_special=False) == text
+
+
 def test_special_tokens_map_stands_in_for_tokenizer_config(tmp_path: Path) -> None:
     made = Tokenizer.from_file(folder(tmp_path, special_tokens_map={"bos_token": "<s>", "pad_token": "</s>"}))
     assert (made.bos_id, made.pad_id, made.eos_ids, made.add_bos_token) == (300, 301, (), False)
@@ -425,6 +435,7 @@ R1 = "<｜begin▁of▁sentence｜><｜User｜>What is 1+1?<｜Assistant｜><thi
 R1_IDS = [0, 128803, 3085, 344, 223, 19, 13, 19, 33, 128804, 128798, 201]
 
 
+@pytest.mark.report("A24")
 @pytest.mark.parametrize(
     ("make", "text", "ids"),
     [
