@@ -6,6 +6,7 @@ import importlib.util
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import ml_dtypes
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rzoo.checkpoint.blocks import BLOCK_TYPES, DECODERS, decode
 from rzoo.checkpoint.gguf import GGUFFile, check_supported, open_gguf
+from rzoo.checkpoint.sources import locate
 from rzoo.core import RzooError
 
 TYPE_NAMES = {block.name: number for number, block in BLOCK_TYPES.items()}
@@ -282,6 +284,46 @@ def test_sizes_that_do_not_fit_are_refused_by_decode() -> None:
     for raw, shape, target in ((bytes(39), (2, 32), out), (bytes(40), (2, 32), out.T), (bytes(20), (31,), out[0, :31])):
         with pytest.raises(RzooError, match="do not fit shape"):
             decode("Q4_1", raw, shape, target)
+
+
+def write_parts(folder: Path, **changes: Any) -> list[Path]:
+    """A model in two parts, one tensor in each; `changes` replace the counts that the second one states."""
+    paths = []
+    for number, name in enumerate(("a", "b")):
+        path = folder / f"m-0000{number + 1}-of-00002.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        counts = {"split.count": 2, "split.tensors.count": 2} | (changes if number else {})
+        for key, value in counts.items():
+            writer.add_uint16(key, value)
+        writer.add_tensor(name, np.full(32, number, np.float32))
+        for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            step()
+        writer.close()
+        paths.append(path)
+    return paths
+
+
+def test_a_model_in_parts_is_read_whole_by_any_of_them_or_their_folder(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path)
+    assert locate(tmp_path).path == paths[0]
+    for path in paths:
+        file = open_gguf(path)
+        assert (file.path, file.data_bytes, list(file.tensors)) == (paths[0], 256, ["a", "b"])
+        np.testing.assert_array_equal(file.read("b"), np.ones(32))
+
+
+def test_parts_that_are_absent_or_of_other_sets_are_refused(tmp_path: Path) -> None:
+    first, second = write_parts(tmp_path, **{"split.count": 3})
+    with pytest.raises(RzooError, match=r"00002-of-00002.gguf: does not say that it is of 2"):
+        open_gguf(first)
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(RzooError, match=r"holds 3 .gguf files: m-00001-of-00002.gguf, .*\n.*the path of one of them"):
+        locate(tmp_path)
+    second.unlink()
+    with pytest.raises(RzooError, match=r"is one of 2 parts, 1 are absent: m-00002-of-00002.gguf\n.*all parts"):
+        open_gguf(first)
+    with pytest.raises(RzooError, match="is one of 2 parts, its name does not say which ones"):
+        open_gguf(first.rename(tmp_path / "renamed.gguf"))
 
 
 @pytest.fixture(scope="module")

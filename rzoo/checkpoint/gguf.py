@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 import textwrap
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,19 @@ _LOOKALIKES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a GGUF file: `shape` in numpy's order, `offset` in bytes from the start of the file."""
+    """One tensor of a GGUF file: `shape` in numpy's order, `offset` in bytes from the start of `file`."""
 
     name: str
     shape: tuple[int, ...]
     type: str
     offset: int
     nbytes: int
+    file: Path
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a GGUF file; `read` fetches a tensor. `data_bytes` is the sum of the tensors' sizes."""
+    """The header of a GGUF file, or those of all its parts; `read` fetches a tensor. `data_bytes`: of all tensors."""
 
     path: Path
     version: int
@@ -86,13 +88,13 @@ class GGUFFile:
         block = BLOCK_NAMED[info.type]
         out = np.empty(info.shape, dtype_named(dtype))
         flat, step = out.reshape(-1), PIECE // block.nbytes
-        with self.path.open("rb", buffering=0) as file:
+        with info.file.open("rb", buffering=0) as file:
             for first in range(0, info.nbytes // block.nbytes, step):
                 part = flat[first * block.values : (first + step) * block.values]
                 nbytes = part.size // block.values * block.nbytes
                 raw = os.pread(file.fileno(), nbytes, info.offset + first * block.nbytes)
                 if len(raw) != nbytes:
-                    raise RzooError(f"{self.path}: ends inside tensor {name}; did it change?", field=name)
+                    raise RzooError(f"{info.file}: ends inside tensor {name}; did it change?", field=name)
                 decode(info.type, raw, part.shape, part)
         return out
 
@@ -104,11 +106,50 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Read the header of the GGUF file at `path`.
+    """Read the header of the GGUF file at `path`; where that is one of several parts, of all of them.
 
     Raises RzooError for a file that is missing, of another format or version, cut short, or at odds with itself.
     """
-    path = Path(path)
+    file = _open_one(Path(path))
+    count = file.metadata.get("split.count", 1)
+    return file if count in (0, 1) else _whole(file, count)
+
+
+def parts_of(path: Path, count: Any) -> list[Path]:
+    """The files of a model in `count` parts, of which `path` is one: "x-00001-of-00003.gguf" and so on; [] for none."""
+    found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name, re.DOTALL)
+    if found is None or int(found[2]) != count:
+        return []
+    return [path.with_name(f"{found[1]}-{number:05}-of-{found[2]}.gguf") for number in range(1, count + 1)]
+
+
+def _whole(part: GGUFFile, count: Any) -> GGUFFile:
+    """All parts of the model of which `part` is one; the first has the metadata."""
+    paths = parts_of(part.path, count)
+    absent = [path.name for path in paths if not path.is_file()]
+    if absent or not paths:
+        listed = textwrap.shorten(", ".join(absent), 200, placeholder=" …")
+        words = f"{len(absent)} are absent: {listed}" if paths else "its name does not say which ones"
+        fix = f"put all parts into one folder under the names that they came with (…-00001-of-{count!s:.20}.gguf)"
+        raise RzooError(
+            f"{part.path}: is one of {count!r:.20} parts, {words}", field="split.count", value=count, fix=fix
+        )
+    tensors: dict[str, TensorInfo] = {}
+    files = [_open_one(path) for path in paths]
+    for file in files:
+        both = tensors.keys() & file.tensors.keys()
+        if both or file.metadata.get("split.count") != count:
+            words = f"tensor {min(both)} is in an earlier part, too" if both else f"does not say that it is of {count}"
+            raise RzooError(f"{file.path}: {words}", field="split.count", fix="fetch all parts of one version")
+        tensors |= file.tensors
+    total = files[0].metadata.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        words = f"split.tensors.count says {total!r:.20} tensors, the parts hold {len(tensors)}"
+        raise RzooError(f"{files[0].path}: {words}", field="split.tensors.count", value=total)
+    return GGUFFile(files[0].path, files[0].version, files[0].metadata, tensors, sum(f.data_bytes for f in files))
+
+
+def _open_one(path: Path) -> GGUFFile:
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -322,7 +363,8 @@ def _tensor(cursor: _Cursor, index: int, alignment: int) -> TensorInfo:
     if offset % alignment:
         words = f"offset ({offset}) of tensor {name} must be a multiple of the alignment ({alignment})"
         raise cursor.refuse(words, field=name, value=offset)
-    return TensorInfo(name, tuple(sizes[::-1]), block.name, offset, math.prod(sizes) // block.values * block.nbytes)
+    nbytes = math.prod(sizes) // block.values * block.nbytes
+    return TensorInfo(name, tuple(sizes[::-1]), block.name, offset, nbytes, cursor.path)
 
 
 def _placed(cursor: _Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
@@ -336,4 +378,4 @@ def _placed(cursor: _Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
             value=info.nbytes,
             fix="the file is cut short or damaged: fetch it again",
         )
-    return TensorInfo(info.name, info.shape, info.type, offset, info.nbytes)
+    return replace(info, offset=offset)
