@@ -87,16 +87,12 @@ class LM:
         """
         shapes = {path: weight.shape for path, (_, weight) in registry.abstract_weights(self.config).items()}
         stacked = {path: weight.shape for path, (_, weight) in stacked_weights(self.config).items()}
-        own = {path: value.shape for path, value in self.params.items()}
-        wanted = next((allowed for allowed in (shapes, stacked, own) if allowed.keys() == params.keys()), None)
+        own, given = _shapes(self.params), _shapes(params)
+        wanted = next((allowed for allowed in (shapes, stacked, own) if allowed.keys() == given.keys()), None)
         if wanted is None:
-            odd = sorted(params.keys() ^ self.params.keys())
+            odd = sorted(given.keys() ^ own.keys())
             raise RzooError(f"params: {len(odd)} names differ from the model's: {', '.join(odd[:4])}", field="params")
-        wrong = [
-            f"{path} is {list(found) if found is not None else type(params[path]).__name__}, not {list(shape)}"
-            for path, shape in wanted.items()
-            if (found := getattr(params[path], "shape", None)) != shape
-        ]
+        wrong = [f"{path} is {given[path]}, not {shape}" for path, shape in wanted.items() if given[path] != shape]
         if wrong:
             raise RzooError(f"params: {len(wrong)} differ from the model's: {'; '.join(wrong[:8])}", field="params")
         return replace(self, params=params)
@@ -170,6 +166,11 @@ class LM:
     def __repr__(self) -> str:
         count = registry.count_parameters(self.config)
         return f"LM({self.source}, {count:,} parameters, policy {self.policy})"
+
+
+def _shapes(params: registry.Params) -> dict[str, Any]:
+    """The logical shape of each parameter; of one that has none, the name of its type."""
+    return {path: getattr(value, "shape", type(value).__name__) for path, value in params.items()}
 
 
 def checked_ids(ids: Any, config: Any) -> np.ndarray:

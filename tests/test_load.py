@@ -181,7 +181,7 @@ def test_parameters_of_other_shapes_are_all_refused_at_once(folder):
     wrong = lm.params | {"norm.scale": np.ones(3), "embed": np.ones((2, 2)), "head": 7}
     with pytest.raises(RzooError, match="params: 3 differ from the model's") as error:
         lm.with_params(wrong)
-    for words in ("norm.scale is [3], not [64]", "embed is [2, 2], not [", "head is int, not ["):
+    for words in ("norm.scale is (3,), not (64,)", "embed is (2, 2), not (", "head is int, not ("):
         assert words in str(error.value)
 
 

@@ -90,19 +90,18 @@ def decode(kind: str, raw: bytes | memoryview | np.ndarray, shape: tuple[int, ..
     return out
 
 
-def decoder_of(kind: str, tensor: str | None = None) -> Decoder:
-    """The decoder of the type `kind`. Raises RzooError, about the tensor of that name, where there is none."""
+def decoder_of(kind: str, where: str = "") -> Decoder:
+    """The decoder of the type `kind`. Raises RzooError where there is none; its words begin with `where`."""
     if kind in DECODERS:
         return DECODERS[kind]
-    subject = f"tensor {tensor} has type {kind}" if tensor else f"type {kind}"
     if kind not in BLOCK_NAMED:
         fix = f"types that can be decoded: {', '.join(BLOCK_NAMED)}"
-        raise RzooError(f"{subject}, which cannot be decoded", field=tensor or "kind", value=kind, fix=fix)
+        raise RzooError(f"{where}type {kind} cannot be decoded", field="kind", value=kind, fix=fix)
     try:
         import gguf
     except ImportError as error:
-        words = f"{subject}, which needs the package gguf to be decoded"
-        raise RzooError(words, field=tensor or "kind", value=kind, fix="pip install rzoo[gguf]") from error
+        words = f"{where}type {kind} needs the package gguf to be decoded"
+        raise RzooError(words, field="kind", value=kind, fix="pip install rzoo[gguf]") from error
     return lambda blocks: gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
 
 

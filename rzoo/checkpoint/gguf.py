@@ -84,7 +84,6 @@ class GGUFFile:
         Raises RzooError for a name that the file lacks, a type that rzoo cannot decode, and a file that has shrunk.
         """
         info = self._info(name)
-        decoder_of(info.type, name)
         block = BLOCK_NAMED[info.type]
         out = np.empty(info.shape, dtype_named(dtype))
         flat, step = out.reshape(-1), PIECE // block.nbytes
@@ -173,7 +172,7 @@ def _open_one(path: Path) -> GGUFFile:
 def check_supported(file: GGUFFile) -> None:
     """Raise RzooError when `file` holds a tensor that cannot be decoded here. For loaders, before anything is read."""
     for kind, name in {info.type: info.name for info in file.tensors.values()}.items():
-        decoder_of(kind, name)
+        decoder_of(kind, f"{file.path}: tensor {name}: ")
 
 
 class _NeedsMoreError(Exception):
