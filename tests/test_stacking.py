@@ -104,6 +104,7 @@ def test_unstacking_gives_back_names_and_bits(pair):
         np.testing.assert_array_equal(back[path], value)
 
 
+@pytest.mark.report("A39")
 def test_a_handle_over_stacked_parameters_is_exported_under_per_layer_names(tmp_path):
     lm = tiny("nemotron")
     rzoo.export(lm.with_params(stack(lm.config, lm.params)), tmp_path / "out")

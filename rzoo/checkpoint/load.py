@@ -72,7 +72,12 @@ def load(
     forms = on_mesh(policy_forms(policy, opened.dtype if held == "fp8" else held))
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
-        for line in (*opened.warnings, *chosen, _announcement(located, opened, held), *_copies(opened, held, forms)):
+        for line in (
+            *opened.warnings,
+            *chosen,
+            _announcement(located, opened, held, forms.place),
+            *_copies(opened, held, forms),
+        ):
             print(f"rzoo: {line}", file=sys.stderr)
     as_saved = opened.read_all is not None and dtype is None
     params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
@@ -148,8 +153,7 @@ def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> st
     free = free_memory()
     sizes = {}
     for candidate in dict.fromkeys(wanted):
-        stored = opened.dtype if candidate == "fp8" else candidate
-        sizes[candidate] = needed_bytes(opened, candidate, place) + largest_weight_bytes(opened.config, stored)
+        sizes[candidate] = peak_bytes(opened, candidate, place)
         if free is None or sizes[candidate] <= free:
             return candidate
     needs = ", ".join(f"{in_gib(size)} in {candidate}" for candidate, size in sizes.items())
@@ -178,10 +182,17 @@ def needed_bytes(opened: Opened, held: str, place: Any) -> int:
     return on_one * len(local) if jax.default_backend() == "cpu" else on_one
 
 
-def _announcement(located: Located, opened: Opened, held: str) -> str:
+def peak_bytes(opened: Opened, held: str, place: Any) -> int:
+    """The most that loading takes of that memory: all weights, and one more on its way."""
+    one = largest_weight_bytes(opened.config, opened.dtype if held == "fp8" else held)
+    return needed_bytes(opened, held, place) + one
+
+
+def _announcement(located: Located, opened: Opened, held: str, place: Any) -> str:
     count = count_parameters(opened.config)
-    size = in_gib(held_bytes(opened, held))
-    return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
+    size, peak = in_gib(held_bytes(opened, held)), in_gib(peak_bytes(opened, held, place))
+    stored = f"{opened.bits} in the file, {held} in memory ({size}, at most {peak} while loading)"
+    return f"loading {located.name}: {count:,} parameters, {stored}"
 
 
 def _copies(opened: Opened, held: str, forms: Forms) -> Iterator[str]:
