@@ -146,10 +146,8 @@ def decode(
     steps: int,
     select: Select = greedy,
 ) -> tuple[Int[Array, "b steps"], Float[Array, "b v"], Cache]:
-    """decode_chosen by a function of logits and a key alone: tokens, logits after the last of each row, and the cache."""
-    found = decode_chosen(
-        blueprint, params, logits, cache, key, wanted, stops, steps=steps, choose=Stateless(select)
-    )
+    """decode_chosen by a function of logits and a key alone: tokens, logits after the last of each row, the cache."""
+    found = decode_chosen(blueprint, params, logits, cache, key, wanted, stops, steps=steps, choose=Stateless(select))
     return found[0], found[3], found[4]
 
 

@@ -124,7 +124,9 @@ class PipelineCache(Cache):
 
     def taken(self, rows: Any) -> "PipelineCache":
         """A copy of these rows, in this order, in groups anew."""
-        return _regrouped(self.slots, [part for part in np.array_split(np.asarray(rows), len(self.slots[0])) if len(part)])
+        return _regrouped(
+            self.slots, [part for part in np.array_split(np.asarray(rows), len(self.slots[0])) if len(part)]
+        )
 
     def with_row(self, row: Any, one: Cache) -> "PipelineCache":
         """A copy with row `row` replaced by the only row of `one`, which has the same capacity."""

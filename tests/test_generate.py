@@ -16,7 +16,7 @@ import pytest
 import rzoo
 from rzoo.compile.programs import WHOLE
 from rzoo.core import RzooError
-from rzoo.engine.generate import is_single
+from rzoo.engine.prompts import is_single
 from rzoo.engine.session import CHUNKS, capacity_for, chunks_of, prefill
 from tests.goldens import GOLDEN
 

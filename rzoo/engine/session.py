@@ -190,3 +190,39 @@ def chunks_of(length: int) -> list[int]:
 def capacity_for(tokens: int) -> int:
     """The bucket that holds `tokens`: powers of two from SMALLEST_CAPACITY on."""
     return max(SMALLEST_CAPACITY, bucket(tokens))
+
+
+class Session:
+    """A cache that is kept from one answer to the next, so that what a prompt has in common with the last prompt and
+    its answer is not computed again: `generate(lm, prompt, session=session)`. It holds one conversation of one model.
+    """
+
+    def __init__(self) -> None:
+        self._lm: LM | None = None
+        self._ids: tuple[int, ...] = ()
+        self._state: State | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens that are kept."""
+        return self._ids
+
+    def claim(self, lm: LM, prompt: Sequence[int]) -> State | None:
+        """The kept state, cut to the longest common prefix with `prompt` that leaves a token to compute; None where
+        there is none. The session is empty until something is kept again.
+        """
+        state, ids, self._state, self._ids = self._state, self._ids, None, ()
+        common = next(
+            (i for i, (a, b) in enumerate(zip(ids, prompt, strict=False)) if a != b), min(len(ids), len(prompt))
+        )
+        common = min(common, len(prompt) - 1)
+        # A rotation that depends on the length of the row has turned the kept keys for another one.
+        usable = state is not None and lm is self._lm and common > 0 and not depends_on_length(lm.config.rope)
+        return state.cut([common]) if state is not None and usable else None
+
+    def keep(self, lm: LM, ids: Sequence[int], state: State) -> None:
+        """Keeps the first row of `state`, which has read at least the tokens `ids`; nothing of one that is used up."""
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(state.cache)):
+            return
+        state = state if len(state.lengths) == 1 else take_rows(lm, state, [0])
+        self._lm, self._ids, self._state = lm, tuple(ids)[: state.lengths[0]], state
