@@ -39,8 +39,8 @@ def generate(lm: LM, prompts: Any, **options: Any) -> Any:
     k likeliest ones; they are the model's, before temperature, filters and penalties.
 
     deterministic (False): a greedy answer has bit-identical logits alone, in any batch and streamed, on a CPU in
-    float32, at the price of padding (a single row becomes two) and of reading prompts one by one. Without it logits
-    agree within 1e-4, which can turn a near tie. session: a rzoo.Session, for which the beginning that a prompt shares
+    float32, at the price of padding (batches are of 8 rows) and of reading prompts one by one. Without it logits agree
+    within 1e-4, which can turn a near tie. session: a rzoo.Session, for which the beginning that a prompt shares
     with the last one is not computed again (but with deterministic, since it would be in other chunks).
 
     draft: a smaller model with the same vocabulary, or "lookup" for text that quotes itself; it guesses draft_tokens

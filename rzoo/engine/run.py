@@ -17,7 +17,7 @@ from rzoo.handle import LM
 from rzoo.models import step
 
 MOST_ROWS = 64  # of a batch; further rows come after
-MOST_ROWS_DETERMINISTIC = 16  # up to here XLA's CPU dots give a row the same bits, from 2 on, wherever it stands
+DETERMINISTIC_ROWS = 8  # of every batch: one program for all, in which a row's bits don't depend on its place
 DETERMINISTIC_ROOM = 512  # capacities from which attention reads blocks of one size
 
 
@@ -25,7 +25,7 @@ def run(lm: LM, rows: list[Row], options: Options) -> Iterator[list[str]]:
     """Decodes until every row is finished; after each device loop yields the new text of each row of a batch."""
     if options.deterministic:
         lm = replace(lm, record=None)  # a tuning record may compile batches of unlike sizes unlike
-    most = MOST_ROWS_DETERMINISTIC if options.deterministic else MOST_ROWS
+    most = DETERMINISTIC_ROWS if options.deterministic else MOST_ROWS
     for first in range(0, len(rows), most):
         batch = rows[first : first + most]
         state = start(lm, batch, options)
@@ -111,7 +111,7 @@ def start(lm: LM, rows: Sequence[Row], options: Options) -> State:
 def _each_alone(lm: LM, prompts: Sequence[tuple[int, ...]], room: int) -> State:
     """As `start`, but that a prompt is read by the same program in the same chunks whatever it is batched with."""
     alone = {prompt: prefill(lm, [prompt], room) for prompt in dict.fromkeys(prompts)}
-    state = take_rows(lm, alone[prompts[0]], [0] * max(bucket(len(prompts)), 2))
+    state = take_rows(lm, alone[prompts[0]], [0] * DETERMINISTIC_ROWS)
     for place, prompt in enumerate(prompts):
         if prompt != prompts[0]:
             state = put_row(lm, state, place, alone[prompt])
