@@ -40,7 +40,7 @@ class Options:
     deterministic: bool = False
     draft: Any = None
     draft_tokens: int = 4
-    session: Session | None = None
+    session: Any = None
     raw: bool = False
     thinking: bool | None = None
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from rzoo.core import RzooError
 
@@ -34,13 +34,13 @@ class Sampling:
     frequency_penalty, presence_penalty: taken off a token's logit, for each time and once, where the answer holds it.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    temperature: Any = 0.0
+    top_k: Any = None
+    top_p: Any = 1.0
+    min_p: Any = 0.0
+    repetition_penalty: Any = 1.0
+    frequency_penalty: Any = 0.0
+    presence_penalty: Any = 0.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -134,7 +134,7 @@ def draws_of(
     roots = np.asarray([[seed >> 32, seed & 0xFFFFFFFF] for seed, _ in seeds], np.uint32)
     samples = np.asarray([sample for _, sample in seeds], np.uint32)
     held = any(s.penalised for s in settings)
-    return Draws(
+    draws = Draws(
         column("temperature"),
         top_k,
         column("top_p"),
@@ -146,6 +146,7 @@ def draws_of(
         _counted(prompts, vocab) > 0 if held else None,
         _counted(answers, vocab) if held else None,
     )
+    return jax.tree.map(jnp.asarray, draws)
 
 
 def _counted(rows: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
@@ -153,7 +154,7 @@ def _counted(rows: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
 
 
 @jax.jit
-def folded(roots: Int[Array, "b 2"], numbers: Int[Array, " b"]) -> Array:
+def folded(roots: UInt[Array, "b 2"], numbers: UInt[Array, " b"]) -> Array:
     """Key data [b, 2] of keys with a number folded in."""
     fold = lambda root, n: jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(root), n))  # noqa: E731
     return jax.vmap(fold)(roots, numbers)
@@ -200,7 +201,7 @@ def in_vocabulary(logits: Float[Array, "*b v"], vocab: int) -> Float[Array, "*b 
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits.astype(jnp.float32), -jnp.inf)
 
 
-def noise(keys: Int[Array, "b 2"], positions: Int[Array, " b"], size: int) -> Float[Array, "b size"]:
+def noise(keys: UInt[Array, "b 2"], positions: Int[Array, " b"], size: int) -> Float[Array, "b size"]:
     """Gumbel noise of each row at its position."""
     at = lambda key, position: jax.random.gumbel(jax.random.fold_in(jax.random.wrap_key_data(key), position), (size,))  # noqa: E731
     return jax.vmap(at)(keys, positions)

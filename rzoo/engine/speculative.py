@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from rzoo.compile.programs import on_host
 from rzoo.engine.rows import Row
@@ -85,7 +85,7 @@ def _next(p: Array, q: Array, accepted: Array, given: Guesses) -> Array:
     return jnp.argmax(weights + noise(given.replace, given.starts + accepted, p.shape[-1]), axis=-1).astype(jnp.int32)
 
 
-def uniform(keys: Int[Array, "b 2"], positions: Int[Array, "b k"]) -> Float[Array, "b k"]:
+def uniform(keys: UInt[Array, "b 2"], positions: Int[Array, "b k"]) -> Float[Array, "b k"]:
     """A number in [0, 1) for each position of each row."""
     one = lambda key, position: jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), position))  # noqa: E731
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, positions)
