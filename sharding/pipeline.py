@@ -145,7 +145,7 @@ def _regrouped(groups: Sequence[Sequence[Cache]], picks: Sequence[np.ndarray]) -
     """The rows of all groups, counted through, as groups of these."""
     join = lambda *parts: jnp.concatenate(parts, axis=max(parts[0].ndim - 4, 0))  # noqa: E731
     stages = [jax.tree.map(join, *caches) for caches in zip(*groups, strict=True)]
-    return PipelineCache(tuple(tuple(stage.taken(rows) for stage in stages) for rows in picks), None)
+    return PipelineCache(tuple(tuple(stage.taken(jnp.asarray(rows)) for stage in stages) for rows in picks), None)
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def decode(
     cache: PipelineCache,
     key: Array,
     wanted: np.ndarray,
-    stops: Array,
+    stops: Any,
     *,
     steps: int,
     select: Any = greedy,
@@ -320,7 +320,7 @@ def decode_chosen(
     cache: PipelineCache,
     state: Any,
     wanted: np.ndarray,
-    stops: Array,
+    stops: Any,
     *,
     steps: int,
     choose: Any,

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 import rzoo
+from rzoo.compile.kernels import default_forms
 from rzoo.compile.programs import WHOLE
 from rzoo.core import RzooError
 from rzoo.engine.session import decode, prefill
+from rzoo.handle import LM
+from rzoo.models.registry import initialize
+from rzoo.models.weights import Numerics
+from rzoo.sharding.place import place
 from tests.goldens import GOLDEN
 from tests.talker import make_talker
+from tests.tiny import DIVISIBLE
 
 PROMPTS = [[5, 6, 7], [9] * 50, [1, 2], list(range(90))]
 
@@ -62,7 +68,11 @@ def test_deterministic_answers_have_the_same_bits_alone_and_in_batches(lm):
 
 @pytest.mark.report("C17", "C20", "C21")
 def test_each_row_of_a_mixed_batch_answers_as_alone_with_its_own_settings_and_seed(lm):
-    settings = {"temperature": [0, 1.5, 1.0, 1.0], "top_k": [None, None, 5, 1000], "top_p": [1, 1, 1, 0.9]}
+    settings: dict[str, list] = {
+        "temperature": [0, 1.5, 1.0, 1.0],
+        "top_k": [None, None, 5, 1000],
+        "top_p": [1, 1, 1, 0.9],
+    }
     together = rzoo.generate(lm, PROMPTS, max_new_tokens=12, seed=3, **settings)
     assert together[0].seed is None and together[1].seed != together[2].seed
     for place, prompt in enumerate(PROMPTS[:3]):
@@ -208,7 +218,7 @@ def test_a_session_survives_a_stream_that_is_closed_early_and_a_stop_string(talk
 
 
 def test_drafts_change_no_greedy_answer(lm):
-    other = rzoo.load(str(GOLDEN / "qwen2"), quiet=True)
+    other = lm.with_params({name: weight * 1.1 for name, weight in lm.params.items()})
     free = rzoo.generate(lm, PROMPTS, max_new_tokens=17)
     for draft in (lm, other, "lookup"):
         found = rzoo.generate(lm, PROMPTS, max_new_tokens=17, draft=draft, draft_tokens=3)
@@ -289,3 +299,28 @@ def test_a_draft_of_another_vocabulary_is_refused(lm, talker):
         rzoo.generate(lm, [1], draft=small)
     with pytest.raises(RzooError, match="stream gives one answer; n goes to generate"):
         rzoo.stream(talker, "hi", n=2, temperature=1.0)
+
+
+# Meshes
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("mesh", [{"pipe": 2}, {"data": 2, "tensor": 2}])
+def test_what_rows_do_is_the_same_on_a_mesh(mesh):
+    config = replace(DIVISIBLE["llama"], layers=2)
+    alone = LM(config, initialize(config), default_forms(Numerics()))
+    placed = place(alone, mesh, "tensorxpipe" if "pipe" in mesh else "tensorxdata")
+
+    def everything(lm):
+        session = rzoo.Session()
+        first = rzoo.generate(lm, [1, 2, 3], max_new_tokens=3, session=session)
+        return (
+            rzoo.generate(lm, [7, 8], max_new_tokens=5, temperature=1.0, seed=1, n=2),
+            rzoo.generate(lm, [[5, 6], [7, 8, 9]], max_new_tokens=3, deterministic=True),
+            rzoo.generate(lm, [1, 2, 3, *first.tokens, 4], max_new_tokens=3, session=session),
+            rzoo.generate(lm, [[1, 2, 1, 2, 1], [3]], max_new_tokens=5, draft="lookup", draft_tokens=2),
+        )
+
+    assert everything(placed) == everything(alone)
+    ours, theirs = (rzoo.score(lm, [1, 2], [[3, 4], [5]]) for lm in (alone, placed))
+    assert [s.total for s in theirs] == pytest.approx([s.total for s in ours], abs=1e-4)

@@ -106,14 +106,18 @@ class Stream(Iterator[str]):
         return self._row.completion()
 
     def report(self) -> str:
-        """One line: tokens, seconds to the first piece (compiling included), tokens a second after it."""
+        """One line: tokens, seconds to the first piece (compiling included), tokens a second after it, the end, and the
+        seed where tokens were drawn.
+        """
         made, start, *came = len(self._row.tokens), *self._seconds
+        seed = self.completion.seed
+        ended = self.completion.finish_reason + ("" if seed is None else f", seed {seed}")
         if not came or not made:
-            return f"no tokens ({self.completion.finish_reason})"
+            return f"no tokens ({ended})"
         after, span = max(made - 1, 0), came[-1] - came[0]
         rate = f", then {after / span:.1f} tokens/s" if after and span > 0 else ""
         tokens = "1 token" if made == 1 else f"{made} tokens"
-        return f"{tokens}, first after {came[0] - start:.1f} s{rate} ({self.completion.finish_reason})"
+        return f"{tokens}, first after {came[0] - start:.1f} s{rate} ({ended})"
 
 
 def stream(lm: LM, prompt: Any, **options: Any) -> Stream:
