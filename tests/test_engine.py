@@ -50,8 +50,8 @@ def test_the_logits_of_a_row_are_those_of_the_row_alone_in_any_batch_at_any_plac
     alone = {tuple(p): after_steps([p]) for p in PROMPTS}
     for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
         tokens, logits = after_steps([PROMPTS[i] for i in order])
-        for row, place in enumerate(order):
-            own_tokens, own_logits = alone[tuple(PROMPTS[place])]
+        for row, at in enumerate(order):
+            own_tokens, own_logits = alone[tuple(PROMPTS[at])]
             assert tokens[row] == own_tokens[0]
             np.testing.assert_allclose(logits[row], own_logits[0], atol=1e-4)
 
@@ -61,8 +61,8 @@ def test_deterministic_answers_have_the_same_bits_alone_and_in_batches(lm):
     options = {"max_new_tokens": 20, "deterministic": True, "logprobs": 0, "ignore_eos": True}
     long = list(np.random.default_rng(0).integers(0, 94, 600))  # grows the cache that the others share
     together = rzoo.generate(lm, [*PROMPTS, long, *[[3, 4]] * 4, [8]], **options)
-    for place in (0, 3, 9):
-        assert rzoo.generate(lm, [*PROMPTS, long, *[[3, 4]] * 4, [8]][place], **options) == together[place]
+    for at in (0, 3, 9):
+        assert rzoo.generate(lm, [*PROMPTS, long, *[[3, 4]] * 4, [8]][at], **options) == together[at]
     assert rzoo.generate(lm, long, **options) == together[4]
 
 
@@ -75,10 +75,10 @@ def test_each_row_of_a_mixed_batch_answers_as_alone_with_its_own_settings_and_se
     }
     together = rzoo.generate(lm, PROMPTS, max_new_tokens=12, seed=3, **settings)
     assert together[0].seed is None and together[1].seed != together[2].seed
-    for place, prompt in enumerate(PROMPTS[:3]):
-        own = {name: values[place] for name, values in settings.items()}
-        alone = rzoo.generate(lm, prompt, max_new_tokens=12, seed=together[place].seed, **own)
-        assert alone.tokens == together[place].tokens
+    for at, prompt in enumerate(PROMPTS[:3]):
+        own = {name: values[at] for name, values in settings.items()}
+        alone = rzoo.generate(lm, prompt, max_new_tokens=12, seed=together[at].seed, **own)
+        assert alone.tokens == together[at].tokens
     assert rzoo.generate(lm, PROMPTS[0], max_new_tokens=12).tokens == together[0].tokens
 
 

@@ -59,7 +59,7 @@ def generate(
         "deterministic": deterministic,
     }
     text = sys.stdin.read() if prompt == "-" else prompt
-    given = _ids(text) if ids else text
+    given = _given(text, ids, options)
     lm = load(model, dtype, policy, mesh, rules)
     if as_json or n > 1:
         _whole(lm, given, options, as_json)
@@ -67,9 +67,14 @@ def generate(
         _streamed(lm, given, options)
 
 
-def _ids(text: str) -> list[int]:
+def _given(text: str, ids: bool, options: dict[str, Any]) -> Any:
+    """The prompt; what can be refused before a model is loaded is."""
     from rzoo.core import RzooError
+    from rzoo.engine.options import options_of
 
+    options_of(options)
+    if not ids:
+        return text
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError as error:

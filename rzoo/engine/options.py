@@ -19,6 +19,10 @@ MOST_TOP = 100  # alternatives of logprobs
 MOST_DRAFTED = 32  # draft tokens of one pass
 
 
+SETTINGS = tuple(item.name for item in fields(Sampling))
+LISTS = (list, tuple)  # of values for each prompt
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """As `rzoo.generate` describes them."""
@@ -52,6 +56,7 @@ def options_of(given: dict[str, Any]) -> Options:
         if name not in known:
             raise RzooError(f"option ({name}) is unknown", field=name, value=given[name], fix=closest(name, known))
     options = Options(**given)
+    Sampling(**{name: value for name, value in given.items() if name in SETTINGS and not isinstance(value, LISTS)})
     _check_integer("n", options.n, 1, 4096)
     _check_integer("draft_tokens", options.draft_tokens, 1, MOST_DRAFTED)
     if options.logprobs is not None:
@@ -110,14 +115,14 @@ def _rows(lm: LM, prompts: Sequence[Any], place: int, options: Options) -> list[
 
     def own(name: str) -> Any:
         value = getattr(options, name)
-        if not isinstance(value, list | tuple):
+        if not isinstance(value, LISTS):
             return value
         if len(value) != len(prompts):
             words = f"{name} has {len(value)} values for {len(prompts)} prompts"
             raise RzooError(words, field=name, value=value, fix="give one for all, or one for each")
         return value[place]
 
-    sampling = Sampling(**{item.name: own(item.name) for item in fields(Sampling)})
+    sampling = Sampling(**{name: own(name) for name in SETTINGS})
     if options.n > 1 and sampling.greedy:
         words = f"n ({options.n}) answers at temperature 0 would all be the same"
         raise RzooError(words, field="n", value=options.n, fix="give a temperature, such as temperature=0.6")
@@ -128,7 +133,7 @@ def _rows(lm: LM, prompts: Sequence[Any], place: int, options: Options) -> list[
     if thought is not None:
         _check_integer("max_think_tokens", thought, 0)
     ids = tuple(prompt_ids(lm, prompts[place], raw=options.raw, thinking=options.thinking))
-    seed = seed_of(own("seed"), 0 if isinstance(options.seed, list | tuple) else place)
+    seed = seed_of(own("seed"), 0 if isinstance(options.seed, LISTS) else place)
     return [
         _row(lm, ids, min(own("max_new_tokens"), _room(lm, ids)), options, sampling, (seed, sample), thought)
         for sample in range(options.n)
