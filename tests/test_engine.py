@@ -124,7 +124,9 @@ def test_log_probabilities_are_the_models_own_and_as_many_as_asked_for(lm):
     answer = rzoo.generate(lm, [5, 6], max_new_tokens=6, temperature=1.0, top_k=3, logprobs=4, seed=1)
     ids = np.asarray([[5, 6, *answer.tokens]])
     logprobs = jax.nn.log_softmax(lm(ids))[0, 1:-1]
-    np.testing.assert_allclose(answer.logprobs, [row[t] for row, t in zip(logprobs, answer.tokens)], atol=1e-4)  # noqa: B905
+    np.testing.assert_allclose(
+        answer.logprobs, [row[t] for row, t in zip(logprobs, answer.tokens, strict=True)], atol=1e-4
+    )
     for row, best in zip(logprobs, answer.top_logprobs, strict=True):
         assert [i for i, _ in best] == np.argsort(-row)[:4].tolist()
     assert rzoo.generate(lm, [5, 6], max_new_tokens=2, logprobs=0).top_logprobs is None
@@ -145,9 +147,7 @@ def test_a_stop_string_over_token_borders_ends_text_and_stream_before_it(talker)
     cut = free_answer(talker, stop=[stop, "never this"])
     assert (cut.text, cut.finish_reason) == (free.text[:at], "stop")
     assert free.tokens[: len(cut.tokens)] == cut.tokens and len(cut.tokens) < 24
-    pieces = rzoo.stream(
-        talker, "hi", max_new_tokens=24, ignore_eos=True, temperature=1.0, seed=2, stop=stop
-    )  # the same options
+    pieces = rzoo.stream(talker, "hi", max_new_tokens=24, ignore_eos=True, temperature=1.0, seed=2, stop=stop)
     assert "".join(pieces) == cut.text and pieces.completion == cut
 
 
@@ -274,6 +274,7 @@ WRONG = [
     ({"n": 0}, "n (0) must be an integer from 1 to 4096"),
     ({"stop": ["x"]}, "stop: this model has no tokenizer\n  give token ids"),
     ({"stop": 97}, "stop (97) must be text that is not empty, a token id, or a list of these"),
+    ({"stop": 5.5}, "stop (5.5) must be text"),
     ({"logprobs": 101}, "logprobs (101) must be an integer from 0 to 100"),
     ({"max_think_tokens": -1}, "max_think_tokens (-1) must be an integer of at least 0"),
     ({"seed": "x"}, "seed ('x') must be an integer"),

@@ -182,7 +182,7 @@ def _stops(lm: LM, options: Options) -> tuple[list[str], tuple[int, ...]]:
 
     A control token given by its text is an id: text has no control tokens in it.
     """
-    given = [options.stop] if isinstance(options.stop, str | int) else list(options.stop or ())
+    given = options.stop if isinstance(options.stop, LISTS) else [] if options.stop is None else [options.stop]
     texts: list[str] = []
     ids = [] if options.ignore_eos else list(lm.about.stops)
     for stop in given:

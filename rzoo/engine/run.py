@@ -71,7 +71,7 @@ def _loop(
         choose = Sampler(vocab, None if rows[0].top is None else bucket(rows[0].top + 1))
         tokens, notes, draws, state = decode_drawn(lm, state, wanted, draws, choose=choose, stops=stops)
     columns = [on_host(column) for column in notes]
-    return [_taken(row, ids, [c[i] for c in columns]) for i, (row, ids) in enumerate(zip(rows, tokens))], draws, state  # noqa: B905
+    return [_taken(row, tokens[i], [column[i] for column in columns]) for i, row in enumerate(rows)], draws, state
 
 
 def _taken(row: Row, ids: np.ndarray, notes: list[np.ndarray]) -> str:
@@ -84,7 +84,7 @@ def _close_thoughts(lm: LM, rows: list[Row], state: State) -> tuple[list[str], S
     closings: list[tuple[int, ...]] = [row.closing if row.must_close else () for row in rows]
     closings += [()] * (len(state.lengths) - len(rows))
     state = prefill(lm, closings, DECODE_STEPS, after=state)
-    return [row.take(ids) for row, ids in zip(rows, closings)], state  # noqa: B905
+    return [row.take(ids) for row, ids in zip(rows, closings, strict=False)], state
 
 
 def start(lm: LM, rows: Sequence[Row], options: Options) -> State:

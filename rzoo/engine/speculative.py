@@ -22,6 +22,7 @@ from rzoo.engine.sampling import Draws, Sampler, folded, log_weights, noise
 from rzoo.engine.session import State, decode_drawn, read_chunk
 from rzoo.handle import LM
 
+PURPOSES = np.uint32(2**32 - 3) + np.arange(3, dtype=np.uint32)  # of keys: guess, accept, replace; no position is one
 LONGEST_MATCH = 3  # tokens at the end that prompt lookup looks for, then fewer
 
 
@@ -106,11 +107,11 @@ def run_drafted(
 ) -> Iterator[list[str]]:
     """As run._run, with up to k guesses a pass by the model `draft`, whose state is `drafted`, or by prompt lookup."""
     idle = [0] * (len(state.lengths) - len(rows))
-    keys = [folded(draws.keys, np.full(len(state.lengths), purpose, np.uint32)) for purpose in (1, 2, 3)]
+    keys = [folded(draws.keys, np.full(len(state.lengths), purpose)) for purpose in PURPOSES]
     ours = replace(draws, keys=keys[0])
     positions = np.asarray(state.lengths, np.int32)
     pending = on_host(_first(state.logits, draws, positions, choose=Sampler(vocab))).copy()
-    yield [row.take([int(token)]) for row, token in zip(rows, pending)]  # noqa: B905
+    yield [row.take([int(token)]) for row, token in zip(rows, pending, strict=False)]
     while not all(row.finish_reason for row in rows):
         live = np.asarray([*(not row.finish_reason for row in rows), *idle], np.int32)
         if drafted is None:
