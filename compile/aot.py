@@ -29,6 +29,15 @@ def decode_program(options: Options) -> Any:
     )
 
 
+@lru_cache(maxsize=64)
+def decode_chosen_program(options: Options) -> Any:
+    """step.decode_chosen, compiled with these options; the cache is donated."""
+    static = ("blueprint", "steps", "choose")
+    return partial(jax.jit, static_argnames=static, donate_argnames="cache", compiler_options=dict(options))(
+        step.decode_chosen
+    )
+
+
 def decode_options() -> Options:
     """XLA's options for decode programs on this machine's CPU; other platforms take no notice of them.
 

@@ -64,6 +64,18 @@ class Cache:
         pad = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, more), (0, 0)])  # noqa: E731
         return replace(self, slots=jax.tree.map(pad, self.slots))
 
+    def taken(self, rows: Int[Array, " n"]) -> "Cache":
+        """A copy of these rows, in this order; a row may be taken several times."""
+        take = lambda a: jnp.take(a, rows, axis=a.ndim - 4)  # noqa: E731
+        return replace(self, slots=jax.tree.map(take, self.slots), lengths=self.lengths[rows])
+
+    def with_row(self, row: Int[Array, ""], one: "Cache") -> "Cache":
+        """A copy with row `row` replaced by the only row of `one`, which has the same capacity."""
+        put = lambda a, new: jax.lax.dynamic_update_slice_in_dim(a, new, row, axis=a.ndim - 4)  # noqa: E731
+        return replace(
+            self, slots=jax.tree.map(put, self.slots, one.slots), lengths=self.lengths.at[row].set(one.lengths[0])
+        )
+
     def placed(self, place: Callable[[Array, str], Array]) -> "Cache":
         """The same entries, each array where `place` says for its logical axes."""
         slots = jax.tree.map(lambda a: place(a, "lbksc"[-a.ndim :]), self.slots)
