@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rzoo.chat import encode_chat, opens_reasoning, split_reasoning
+from rzoo.chat import ReasoningSplitter, encode_chat, opens_reasoning, split_reasoning
 from rzoo.core import RzooError
 from rzoo.engine.session import decode, prefill
 from rzoo.formats import with_thinking
@@ -127,6 +127,12 @@ class Stream(Iterator[str]):
     def completion(self) -> Completion:
         """The answer so far."""
         return self._row.completion()
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The same in pairs (reasoning, answer), without the tags: joined, what `completion` holds of each."""
+        splitter = ReasoningSplitter(opened=self._row.opened)
+        yield from map(splitter.push, self)
+        yield splitter.finish()
 
     def report(self) -> str:
         """One line: tokens, seconds to the first piece (compiling included), tokens a second after it."""
