@@ -13,8 +13,8 @@ import pytest
 
 import rzoo
 from rzoo.chat import encode_chat
+from tests.chat_folder import BOS, EOS, TEMPLATE, write_talker
 from tests.goldens import GOLDEN
-from tests.talker import BOS, EOS, TEMPLATE, write_talker
 
 ROOT = Path(__file__).parent.parent
 ONE_DEVICE = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "TERM": "xterm", "COLUMNS": "120"}
