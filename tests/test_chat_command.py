@@ -13,6 +13,8 @@ import pytest
 
 import rzoo
 from rzoo.chat import encode_chat
+from rzoo.cli.chat import Talk
+from rzoo.formats import TEMPLATES
 from tests.chat_folder import BOS, EOS, TEMPLATE, write_talker
 from tests.goldens import GOLDEN
 
@@ -108,6 +110,20 @@ def piped(folder: Path, lines: str, *arguments: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_reasoning_is_faint_and_what_a_model_writes_cannot_steer_a_terminal(talker, capsys, terminal):
+    talk = Talk(talker, {}, None)
+    talk.terminal = talk.styled = terminal
+    before = None
+    for piece, faint in (("why", True), (" so", True), ("fo\x1b[2Jur\n\t", False), (".\n", False)):
+        before = talk._print(piece, before, faint)
+    shown = capsys.readouterr()
+    if terminal:
+        assert (shown.out, shown.err) == ("\x1b[2mwhy so\n\n\x1b[0mfo\ufffd[2Jur\n\t.\n", "\r\x1b[K")
+    else:
+        assert (shown.out, shown.err) == ("fo\x1b[2Jur\n\t.\n", "why so\n\n")
+
+
 def test_a_pipe_gets_answers_alone_and_the_rest_is_said_beside_them(folder, talker, tmp_path):
     saved = tmp_path / "talk.json"
     lines = ["hi", "", "/nothing", "/help", "/think maybe", "/system", "/reset", "//x", '"""a', 'b"""']
@@ -151,6 +167,11 @@ def test_a_model_that_was_not_made_to_converse_is_refused_before_anything_is_typ
         done = piped(model, "hi\n")
         assert (done.returncode, done.stdout) == (2, "")
         assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_without_a_template_gets_that_of_its_family(tmp_path):
+    lm = rzoo.load(str(write_talker(tmp_path / "chatml", end="<|im_end|>", chat_template=None)), quiet=True)
+    assert lm.about.template == TEMPLATES["chatml"]
 
 
 def test_reasoning_goes_beside_the_answer_and_an_unfinished_thought_is_not_kept(tmp_path):

@@ -18,6 +18,8 @@ from rzoo.cli.common import Dtype, MeshOption, Model, Policy, RulesOption, app, 
 HISTORY = 1000  # lines of it that are kept
 QUOTE = '"""'
 FAINT, PLAIN, CLEAR = "\033[2m", "\033[0m", "\r\033[K"
+# What a model writes cannot steer the terminal: of the control characters it has line breaks and tabs.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @app.command()
@@ -89,34 +91,31 @@ class Talk:
 
     def _show(self, answer: Any) -> None:
         """Prints the pieces of an answer; Ctrl-C ends it at a terminal, and in a pipe the program."""
-        style, waiting = "", self.terminal
-        if waiting:
+        if self.terminal:
             self._note(f"reading {answer.prompt_length} tokens …", end="")
+        faint = None  # whether reasoning was shown last; None before anything is
         try:
-            for reasoning, text in answer.parts():
-                for wanted, piece in ((FAINT, reasoning), ("", text)):
-                    if not piece:
-                        continue
-                    if waiting:
-                        print(CLEAR, end="", file=sys.stderr, flush=True)
-                    waiting = False
-                    style = self._restyle(style, wanted)
-                    print(piece, end="", flush=True, file=None if self.terminal or not wanted else sys.stderr)
+            for thought, text in answer.parts():
+                if thought:
+                    faint = self._print(thought, faint, True)
+                if text:
+                    faint = self._print(text, faint, False)
         except KeyboardInterrupt:
             if not self.terminal:
                 raise
-        print(CLEAR if waiting else "", file=sys.stderr if waiting else None, end="")
-        self._restyle(style, "")
-        print("" if waiting else "\n", end="", flush=True)
+        self._print("\n" if faint is not None or not self.terminal else "", faint, False)
 
-    def _restyle(self, style: str, wanted: str) -> str:
-        """Goes over from reasoning to the answer or back, which begins a line."""
-        if style != wanted:
-            if style:
-                print("\n", file=None if self.terminal else sys.stderr)
-            if self.styled:
-                print(wanted or PLAIN, end="")
-        return wanted
+    def _print(self, piece: str, before: bool | None, faint: bool) -> bool:
+        """Prints a piece of the reasoning (faint) or of the answer after one that was `before`; returns `faint`."""
+        if before is None and self.terminal:
+            print(CLEAR, end="", file=sys.stderr, flush=True)
+        if before and not faint:
+            print("\n", file=None if self.terminal else sys.stderr)
+        if self.styled and bool(before) != faint:
+            print(FAINT if faint else PLAIN, end="")
+        shown = piece.translate(CONTROLS) if self.terminal else piece
+        print(shown, end="", flush=True, file=None if self.terminal or not faint else sys.stderr)
+        return faint
 
     def _why(self, done: Any) -> str:
         """What to say of an answer that did not end by itself, and of one that is none."""
