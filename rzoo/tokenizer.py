@@ -141,8 +141,14 @@ class Tokenizer:
         return self.core.token_to_id(text)
 
     def to_json(self) -> str:
-        """The contents of a tokenizer.json that gives this tokenizer back."""
+        """The contents of a tokenizer.json that, with `settings` beside it, gives this tokenizer back."""
         return self.core.to_str()
+
+    def settings(self) -> dict[str, Any]:
+        """The contents of a tokenizer_config.json: what tokenizer.json has no place for, the chat template apart."""
+        ids = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None), "pad_token": self.pad_id}
+        named = {name: self.core.id_to_token(number) for name, number in ids.items() if number is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos_token, **named}
 
 
 class IncrementalDecoder:

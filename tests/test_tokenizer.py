@@ -60,6 +60,7 @@ def pieces(ids: list[int], **options: Any) -> list[str]:
 ids_strategy = st.lists(st.integers(0, 309), max_size=60)
 
 
+@pytest.mark.report("B01", "B02")
 @given(ids=ids_strategy, skip_special=st.booleans())
 def test_streamed_pieces_equal_the_one_shot_decode_and_the_library(ids: list[int], skip_special: bool) -> None:
     whole = TOKENIZER.decode(ids, skip_special=skip_special)
@@ -73,6 +74,7 @@ def test_pushing_many_ids_at_once_changes_nothing(ids: list[int], cut: int) -> N
     assert decoder.push(ids[:cut]) + decoder.push(ids[cut:]) + decoder.finish() == TOKENIZER.decode(ids)
 
 
+@pytest.mark.report("B05")
 @given(ids=ids_strategy)
 def test_at_most_three_bytes_are_ever_held_back(ids: list[int]) -> None:
     decoder, said, given_ = IncrementalDecoder(TOKENIZER, skip_special=False), "", b""
@@ -88,6 +90,7 @@ def test_decoding_what_was_encoded_gives_the_text_back(text: str, parse_special:
     assert TOKENIZER.decode(ids, skip_special=False) == text
 
 
+@pytest.mark.report("B01", "B04")
 @pytest.mark.parametrize("text", ["안녕하세요 한국어", "日本語のテキスト", "a😀b👩‍👩‍👧c"])
 def test_a_stream_of_single_bytes_never_splits_a_character(text: str) -> None:
     """B01, B04: Hangul syllables, CJK characters and emoji over several tokens."""
@@ -95,12 +98,14 @@ def test_a_stream_of_single_bytes_never_splits_a_character(text: str) -> None:
     assert [part for part in parts if part] == list(text)
 
 
+@pytest.mark.report("B02")
 def test_a_character_is_not_sent_twice() -> None:
     """B02: part of a character after a CJK one, a letter with part of another, then the completion."""
     data = [*"界".encode(), 0xE4, ord("a"), 0xE4, 0xBD, 0xA0]
     assert "".join(pieces([byte_id(byte) for byte in data])) == "界�a你"
 
 
+@pytest.mark.report("B05", "B07")
 def test_bytes_that_are_never_valid_do_not_stall_the_stream() -> None:
     """B05, B07: 0xFF 0xFE and lone continuation bytes, then plain text."""
     assert pieces([byte_id(byte) for byte in (0xFF, 0xFE, 0x80, ord("o"), ord("k"))]) == ["�", "�", "�", "o", "k", ""]
@@ -137,6 +142,7 @@ def sentencepiece_like() -> Tokenizer:
     return Tokenizer(core)
 
 
+@pytest.mark.report("B08")
 def test_spaces_of_a_sentencepiece_vocabulary_survive_streaming() -> None:
     """B08: only the first space of the whole text is the vocabulary's own."""
     tokenizer = sentencepiece_like()

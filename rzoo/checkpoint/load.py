@@ -16,9 +16,10 @@ from rzoo.compile.kernels import default_forms, policy_forms
 from rzoo.compile.precision import bound_of
 from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
-from rzoo.formats import TEMPLATES, thinking_of
+from rzoo.formats import TEMPLATES, family_of, thinking_of
 from rzoo.handle import LM, About
 from rzoo.models.forms import Forms
+from rzoo.models.nemotron import NemotronConfig
 from rzoo.models.presets import Preset
 from rzoo.models.registry import Params, abstract_weights, always_float32, count_parameters
 from rzoo.models.weights import Numerics
@@ -97,7 +98,7 @@ def _tuned(lm: LM, quiet: bool) -> LM:
 def _about(located: Located, opened: Opened) -> About:
     preset = located.preset or Preset(config=opened.config)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
-    template = template or TEMPLATES.get(preset.template or "")
+    template = template or TEMPLATES.get(preset.template or _family(opened) or "")
     return About(
         source=f"{located.name} from {located.path}",
         bits=opened.bits,
@@ -107,6 +108,15 @@ def _about(located: Located, opened: Opened) -> About:
         thinking=preset.thinking or thinking_of(template),
         recommended={**preset.recommended, **opened.recommended},
     )
+
+
+def _family(opened: Opened) -> str | None:
+    """The format of a checkpoint that brings no template."""
+    if opened.tokenizer is None:
+        return None
+    added = opened.tokenizer.added
+    stops = {added[number] for number in opened.stops if number in added}
+    return family_of(stops, added.values(), nemotron=isinstance(opened.config, NemotronConfig))
 
 
 def _mesh_for(

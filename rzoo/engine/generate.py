@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from rzoo.chat import ReasoningSplitter
 from rzoo.core import RzooError
 from rzoo.engine.options import options_of, rows_of
 from rzoo.engine.prompts import is_single
@@ -104,6 +105,12 @@ class Stream(Iterator[str]):
     def completion(self) -> Completion:
         """The answer so far."""
         return self._row.completion()
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The same in pairs (reasoning, answer), without the tags: joined, what `completion` holds of each."""
+        splitter = ReasoningSplitter(opened=self._row.opened)
+        yield from map(splitter.push, self)
+        yield splitter.finish()
 
     def report(self) -> str:
         """One line: tokens, seconds to the first piece (compiling included), tokens a second after it, the end, and the
