@@ -18,6 +18,7 @@ from rzoo.core import RzooError
 from rzoo.models import llama
 from rzoo.models.cache import Cache, LatentSlot, empty_latent_slots
 from rzoo.models.config import HFConfig, positive
+from rzoo.models.dynamic import IndexerConfig
 from rzoo.models.forms import Forms
 from rzoo.models.latent import softmax_scale
 from rzoo.models.layers import GatedMLP, LatentAttention, MixtureOfExperts, RMSNorm
@@ -27,7 +28,11 @@ from rzoo.models.rope import DefaultRope, Rope, Rotation, YarnRope
 from rzoo.models.rope_config import read_gguf_rope, read_rope, single, write_rope
 from rzoo.models.weights import weight
 
-KINDS = {"deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
+KINDS = {
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,8 @@ class ExpertsConfig:
 class DeepSeekConfig:
     """Sizes of one model. ffn_width: of the dense layers. nope_width, rope_width: the parts of a query without and with
     position; value_width: of a head's value. q_rank, kv_rank: of the latents (q_rank None: no query latent).
-    mtp_layers: layers past the last one that files hold for predicting further tokens.
+    indexer: of V3.2's sparse attention. mtp_layers: layers past the last one that files hold for predicting further
+    tokens.
     """
 
     kind: str = "deepseek_v3"
@@ -81,6 +87,7 @@ class DeepSeekConfig:
     rope_width: int
     value_width: int
     experts: ExpertsConfig | None
+    indexer: IndexerConfig | None = None
     rope: Rope = DefaultRope()
     norm_eps: float = 1e-6
     context: int = 4096
@@ -94,6 +101,15 @@ class DeepSeekConfig:
             positive(self, "q_rank")
         if self.rope_width % 2:
             raise RzooError(f"rope_width ({self.rope_width}) must be even", field="rope_width", value=self.rope_width)
+        if self.indexer is not None:
+            self._check_indexer(self.indexer)
+
+    def _check_indexer(self, indexer: IndexerConfig) -> None:
+        if self.q_rank is None:
+            raise RzooError("indexer: a model with one must have a q_rank (q_lora_rank)", field="q_rank", value=None)
+        if indexer.width < self.rope_width:
+            problem = f"indexer width (index_head_dim {indexer.width}) must be at least rope_width ({self.rope_width})"
+            raise RzooError(problem, field="indexer", value=indexer.width)
 
     def is_mixture(self, layer: int) -> bool:
         """Whether a layer has a mixture of experts."""
@@ -101,7 +117,7 @@ class DeepSeekConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "DeepSeekConfig":
-        """Reads a config.json of model_type deepseek_v3 or deepseek_v2, in the spelling of transformers 4 or 5.
+        """Reads a config.json of model_type deepseek_v3, deepseek_v32 or deepseek_v2, in the spelling of transformers 4 or 5.
 
         Raises RzooError naming the field that is absent, malformed, contradictory or not supported.
         """
@@ -123,6 +139,7 @@ class DeepSeekConfig:
             rope_width=hf.count("qk_rope_head_dim"),
             value_width=hf.count("v_head_dim"),
             experts=_read_experts(hf),
+            indexer=_read_indexer(hf),
             rope=read_rope(config, context=context),
             norm_eps=hf.number("rms_norm_eps", default=1e-6),
             context=context,
@@ -192,6 +209,7 @@ class DeepSeekConfig:
             "attention_bias": False,
             "num_nextn_predict_layers": self.mtp_layers,
             **_write_experts(self.experts, self.layers),
+            **_write_indexer(self.indexer),
             **write_rope(self.rope, spelling=spelling),
         }
 
@@ -203,7 +221,25 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "rope_interleave": (True, None),
     "pretraining_tp": (1, None),
     "ep_size": (1, None),
+    "indexer_rope_interleave": (False, None),
 }
+
+
+def _read_indexer(hf: HFConfig) -> IndexerConfig | None:
+    """The indexer of a model of type deepseek_v32; every layer has one."""
+    if hf.text("model_type") != "deepseek_v32":
+        return None
+    kinds = hf.get("layer_types", None)
+    if kinds is not None and kinds != ["indexed_attention"] * hf.count("num_hidden_layers"):
+        raise hf.wrong("layer_types", kinds, "must be indexed_attention for each of num_hidden_layers")
+    width, keep = hf.count("index_head_dim"), hf.count("index_topk")
+    return IndexerConfig(heads=hf.count("index_n_heads"), width=width, keep=keep)
+
+
+def _write_indexer(indexer: IndexerConfig | None) -> dict[str, Any]:
+    if indexer is None:
+        return {}
+    return {"index_n_heads": indexer.heads, "index_head_dim": indexer.width, "index_topk": indexer.keep}
 
 
 def _read_experts(hf: HFConfig) -> ExpertsConfig | None:
@@ -211,7 +247,7 @@ def _read_experts(hf: HFConfig) -> ExpertsConfig | None:
     count = hf.count("n_routed_experts", default=hf.get("num_local_experts", 0), least=0)
     if not count:
         return None
-    v3 = hf.text("model_type") == "deepseek_v3"
+    v3 = hf.text("model_type") != "deepseek_v2"
     hf.refuse("scoring_func", allowed=("sigmoid" if v3 else "softmax", None))
     hf.refuse("topk_method", allowed=("noaux_tc", None) if v3 else ("greedy", "group_limited_greedy", None))
     groups = hf.count("n_group", default=1)
@@ -311,6 +347,7 @@ class Block(nnx.Module):
             kv_rank=config.kv_rank,
             scale=softmax_scale(config.rope, config.nope_width + config.rope_width),
             eps=config.norm_eps,
+            indexer=config.indexer,
             forms=forms,
             rngs=rngs,
         )
@@ -362,14 +399,22 @@ class DeepSeek(llama.Llama):
 
 
 def empty_cache(config: DeepSeekConfig, batch: int, capacity: int, dtype: Any) -> Cache:
-    """A cache for `batch` rows of up to `capacity` tokens: kv_rank + rope_width values a token and layer."""
-    slots = empty_latent_slots(config.layers, batch, capacity, config.kv_rank + config.rope_width, dtype)
+    """A cache for `batch` rows of up to `capacity` tokens: kv_rank + rope_width values a token and layer, and a key of
+    the indexer.
+    """
+    width, index_width = config.kv_rank + config.rope_width, config.indexer and config.indexer.width
+    slots = empty_latent_slots(config.layers, batch, capacity, width, dtype, index_width)
     return Cache(slots, jnp.zeros(batch, jnp.int32))
 
 
 def _attention(ours: str, hf: str, gguf: str, **more: Any) -> WeightName:
     names = (f"layers.{{}}.attention.{ours}", f"model.layers.{{}}.self_attn.{hf}.weight", f"blk.{{}}.{gguf}.weight")
     return WeightName(*names, **more)
+
+
+def _indexer(ours: str, hf: str, *, blocks: bool = False) -> WeightName:
+    prefix = "model.layers.{}.self_attn.indexer."
+    return WeightName(f"layers.{{}}.attention.indexer.{ours}", prefix + hf, None, blocks=blocks)
 
 
 def _mlp(ours: str, hf: str, gguf: str, **more: Any) -> WeightName:
@@ -394,6 +439,11 @@ NAMES = (
     _attention("key_up", "kv_b_proj", "attn_kv_b", blocks=True, apart="blk.{}.attn_k_b.weight", transposed=True),
     _attention("value_up", "kv_b_proj", "attn_kv_b", blocks=True, apart="blk.{}.attn_v_b.weight"),
     _attention("output", "o_proj", "attn_output", blocks=True),
+    _indexer("query_up", "wq_b.weight", blocks=True),
+    _indexer("key", "wk.weight", blocks=True),
+    _indexer("key_norm.scale", "k_norm.weight"),
+    _indexer("key_norm.bias", "k_norm.bias"),
+    _indexer("head_weight", "weights_proj.weight"),
     _mlp("gate", "gate_proj", "ffn_gate", blocks=True),
     _mlp("up", "up_proj", "ffn_up", blocks=True),
     _mlp("down", "down_proj", "ffn_down", blocks=True),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 # Axis pairs (heads, width of a head) that are one axis in files.
-MERGED = ("hc", "kc", "hz", "kz")
+MERGED = ("hc", "kc", "hz", "kz", "ix")
 
 
 @dataclass(frozen=True)
