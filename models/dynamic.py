@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rzoo.models.attention import attend, attend_to_blocks, block_of, visible
-from rzoo.models.config import positive
+from rzoo.models.config import HFConfig, positive
 from rzoo.models.latent import absorbed_queries, expanded, expanded_block
 from rzoo.models.weights import Numerics, Stored
 
@@ -31,6 +31,19 @@ class IndexerConfig:
 
     def __post_init__(self) -> None:
         positive(self, "heads", "width", "keep")
+
+    @classmethod
+    def from_hf(cls, hf: HFConfig) -> "IndexerConfig":
+        """The indexer of a config.json; RzooError where not every layer is to have it."""
+        kinds = hf.get("layer_types", None)
+        if kinds is not None and kinds != ["indexed_attention"] * hf.count("num_hidden_layers"):
+            raise hf.wrong("layer_types", kinds, "must be indexed_attention for each of num_hidden_layers")
+        heads, width, keep = (hf.count(name) for name in ("index_n_heads", "index_head_dim", "index_topk"))
+        return cls(heads=heads, width=width, keep=keep)
+
+    def to_hf(self) -> dict[str, int]:
+        """The inverse of from_hf."""
+        return {"index_n_heads": self.heads, "index_head_dim": self.width, "index_topk": self.keep}
 
 
 def index_scores(

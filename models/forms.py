@@ -50,7 +50,8 @@ class Forms:
     numerics: the types of all operations, but of those kinds that numerics_of names with others.
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
     against a cache; signatures in attention.py, those of the three for latent attention in latent.py. choose,
-    choose_cached, sparse_attend, sparse_attend_cached: the same two cases of dynamic.py. experts, experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x,
+    choose_cached, sparse_attend, sparse_attend_cached: without and against a cache, signatures in dynamic.py. experts,
+    experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x,
     scale, eps). place(x, axes): where an activation, or a weight in use, with these logical axes lives;
     new_cache(make, batch): the empty cache make(batch) where it lives. capture: which observations (CAPTURES) are
     passed to nnx.Module.sow; those not named are never traced. stacked: programs run equal neighbouring layers as one
