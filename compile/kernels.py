@@ -1,7 +1,7 @@
 """Forms of the hot operations: which functions a model runs on where no tuning record says otherwise."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import Array
 from rzoo.compile.precision import numerics_by_kind
 from rzoo.core import RzooError, closest
 from rzoo.models.attention import attend, attend_in_blocks
+from rzoo.models.covering import AttendCovering, LatentAttendCovering
 from rzoo.models.dynamic import attend_gathered, attend_masked, attend_masked_in_blocks, choose, choose_in_blocks
 from rzoo.models.forms import Forms
 from rzoo.models.latent import attend_absorbed, attend_absorbed_in_blocks, attend_naive, attend_naive_in_blocks
@@ -125,9 +126,34 @@ GPU_FORMS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# Forms that change results beyond rounding: no tuner tries them, they are asked for by name or by `covering`.
+_COVERING = {f"covering {share}": AttendCovering(share=share) for share in (0.9, 0.95, 0.99, 1.0)}
+_LATENT_COVERING = {name: LatentAttendCovering(form) for name, form in _COVERING.items()}
+LOSSY_FORMS: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("attend", "attend_prefill", "attend_decode"), _COVERING),
+    **dict.fromkeys(("latent_attend", "latent_attend_prefill", "latent_attend_decode"), _LATENT_COVERING),
+}
+
+
+def covering(lm: Any, share: float, *, size: int = 64, most: int | None = None, estimate: str = "bound") -> Any:
+    """The handle with attention that reads blocks of keys until they cover a share of it (models/covering.py).
+
+    It is a handle of policy fast: results differ from exact. Attention that an indexer chooses for stays as it is.
+    Raises RzooError for values out of range, and for a handle that lies on a mesh.
+    """
+    if lm.mesh is not None:
+        words = "covering: this model lies on a mesh, whose forms would be lost"
+        raise RzooError(words, field="mesh", fix="take a handle on one device")
+    form = AttendCovering(share=share, size=size, most=most, estimate=estimate)
+    names = ("attend", "attend_prefill", "attend_decode")
+    changed: dict[str, Any] = dict.fromkeys(names, form)
+    changed |= dict.fromkeys((f"latent_{name}" for name in names), LatentAttendCovering(form))
+    return replace(lm, forms=replace(lm.forms, **changed), policy="fast", record=None)
+
+
 def form_named(field: str, name: str) -> Any:
     """The form of a field that a record names. Raises RzooError with close names for an unknown one."""
-    known = {**FORMS.get(field, {}), **GPU_FORMS.get(field, {})}
+    known = {**FORMS.get(field, {}), **GPU_FORMS.get(field, {}), **LOSSY_FORMS.get(field, {})}
     if name not in known:
         what = f"form {field} ({name})"
         raise RzooError(f"{what} is unknown; {closest(name, [*known] or [*FORMS])}", field=field, value=name)

@@ -27,9 +27,9 @@ def attend(
     seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b t h z"]:
     """The reference: all scores at once, softmax in `numerics.accumulate`. seen: the only positions of each query."""
-    grouped = _by_kv_head(q, keys.shape[1])
+    grouped = by_kv_head(q, keys.shape[1])
     weights = probabilities(grouped, keys, starts, scale, numerics, seen)
-    return _by_query_head(numerics.dot("bkgts,bksz->bkgtz", weights, values))
+    return by_query_head(numerics.dot("bkgts,bksz->bkgtz", weights, values))
 
 
 def probabilities(
@@ -85,7 +85,7 @@ def attend_to_blocks(
     one block after another; seen: the only ones of each query.
     """
     _, total, out = partial_sums(q, key_block, kv_heads, s, value_width, starts, scale, numerics, size, seen)
-    return _by_query_head((out / total[..., None]).astype(q.dtype))
+    return by_query_head((out / total[..., None]).astype(q.dtype))
 
 
 def partial_sums(
@@ -105,7 +105,7 @@ def partial_sums(
     """
     t = q.shape[1]
     block = block_of(t, s, size)
-    grouped = _by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
+    grouped = by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
 
     def step(j, carry):
         top, total, out = carry
@@ -140,12 +140,14 @@ def visible(starts: Int[Array, " b"], t: int, key_positions: Int[Array, " s"]) -
     return key_positions[None, None, :] <= query_positions[:, :, None]
 
 
-def _by_kv_head(q: Float[Array, "b t h c"], kv_heads: int) -> Float[Array, "b k g t c"]:
+def by_kv_head(q: Float[Array, "b t h c"], kv_heads: int) -> Float[Array, "b k g t c"]:
+    """Queries in groups by the key/value head that serves them."""
     b, t, h, c = q.shape
     return q.reshape(b, t, kv_heads, h // kv_heads, c).transpose(0, 2, 3, 1, 4)
 
 
-def _by_query_head(out: Float[Array, "b k g t z"]) -> Float[Array, "b t h z"]:
+def by_query_head(out: Float[Array, "b k g t z"]) -> Float[Array, "b t h z"]:
+    """The inverse, of what attention gives."""
     b, k, g, t, z = out.shape
     return out.transpose(0, 3, 1, 2, 4).reshape(b, t, k * g, z)
 
@@ -159,7 +161,7 @@ def attention_probabilities(
     seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b h t s"]:
     """What each query of each head gives to each key, for observation."""
-    by_group = probabilities(_by_kv_head(q, keys.shape[1]), keys, starts, scale, numerics, seen)
+    by_group = probabilities(by_kv_head(q, keys.shape[1]), keys, starts, scale, numerics, seen)
     b, k, g, t, s = by_group.shape
     return by_group.reshape(b, k * g, t, s)
 

@@ -101,7 +101,7 @@ class GroupedAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], Slot | None]:
         """x: normed input whose first tokens stand at `starts`. With a slot, appends to it and attends to all of it."""
         q, k, v = self.project(x, at)
-        attend = self.forms.attend
+        attend: Any = self.forms.attend
         if slot is None:
             slot_out, keys, values = None, k, v
         else:
@@ -112,6 +112,8 @@ class GroupedAttention(nnx.Module):
         seen = lambda: attention_probabilities(q, keys, starts, self.scale, own)  # noqa: E731
         self.forms.observe(self, "attention", seen)
         self.forms.observe(self, "entropy", lambda: entropy(seen()))
+        if hasattr(attend, "touched"):
+            self.forms.observe(self, "touched", lambda: attend.touched(q, keys, values, starts, self.scale, own))
         mixed = self.forms.place(attend(q, keys, values, starts, self.scale, own).astype(numerics.compute), "bthc")
         out = self.output.contract("bthc,dhc->btd", mixed, numerics)
         return plus(out, self.output_bias), slot_out
@@ -245,7 +247,10 @@ class LatentAttention(nnx.Module):
         if chosen is not None:
             return (forms.sparse_attend_cached if cached else forms.sparse_attend)(*inputs, chosen, *rest)
         cached_form = forms.latent_attend_decode if q.shape[1] == 1 else forms.latent_attend_prefill
-        return (cached_form if cached else forms.latent_attend)(*inputs, *rest)
+        attend: Any = cached_form if cached else forms.latent_attend
+        if hasattr(attend, "touched"):
+            forms.observe(self, "touched", lambda: attend.touched(*inputs, *rest))
+        return attend(*inputs, *rest)  # type: ignore[no-any-return]
 
     def query_latent(self, x: Float[Array, "b t d"]) -> Array:
         """What queries are made from: the normed latent, or x itself in a model without one."""
