@@ -130,8 +130,8 @@ class AttendCovering:
 
         b, k, g, _, _ = grouped.shape
         zeros = jnp.zeros((b, k, g), wide)
-        first = (jnp.int32(0), jnp.ones((b, k), bool), zeros + jnp.finfo(wide).min, zeros)
-        first = (*first, jnp.zeros((b, k, g, values.shape[-1]), wide), jnp.zeros((b, k), jnp.int32))
+        sums = (zeros + jnp.finfo(wide).min, zeros, jnp.zeros((b, k, g, values.shape[-1]), wide))
+        first = (jnp.int32(0), jnp.ones((b, k), bool), *sums, jnp.zeros((b, k), jnp.int32))
         _, _, _, total, out, count = jax.lax.while_loop(unfinished, step, first)
         mixed = (out / total[..., None]).astype(numerics.compute)[:, :, :, None]
         return by_query_head(mixed), count[..., None]
