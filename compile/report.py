@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -93,27 +93,40 @@ def flops_of(work: Work) -> float:
     matrices = sum(_met(path, w.shape, config) for path, (axes, w) in abstract_weights(config).items() if len(axes) > 1)
     head = math.prod(abstract_weights(config)["embed"][1].shape)
     keys = HELD + work.case.tokens / 2 if decode else work.case.tokens / 2
-    attention = keys * _attention_numbers(work)
+    attention = _attention_numbers(work, keys)
     return 2.0 * (tokens * (matrices + attention) + rows * head)
 
 
 def _met(path: str, shape: tuple[int, ...], config: Any) -> float:
     """Numbers of a weight that one token meets: of the experts the chosen ones; the head is counted apart."""
-    if path in ("embed", "head"):
+    if path in ("embed", "head") or path.startswith("mtp_module."):
         return 0.0
     experts = getattr(config, "experts", None)
     return math.prod(shape) * (experts.active / experts.count if "expert_" in path and experts else 1.0)
 
 
-def _attention_numbers(work: Work) -> float:
-    """Products of one query token with one cached position, keys and values, over all layers and heads."""
-    total = 0.0
-    for slot in jax.eval_shape(lambda: work.blueprint.empty_cache(1, 1)).slots:
-        leaves = jax.tree.leaves(slot)  # latents are keys and values at once
+def _attention_numbers(work: Work, keys: float) -> float:
+    """Products of one query token with `keys` cached positions, over all layers and heads."""
+    config = work.blueprint.config
+    slots = jax.eval_shape(lambda: work.blueprint.empty_cache(1, 1)).slots
+    total = sum(keys * config.indexer.heads * math.prod(leaf.shape) for leaf in _index_keys(slots))
+    for slot in slots:
+        # Latents are keys and values at once.
+        leaves = [leaf for leaf in jax.tree.leaves(slot) if leaf is not getattr(slot, "index_keys", None)]
         for leaf in leaves:
-            heads = work.blueprint.config.heads / leaf.shape[-3]
-            total += math.prod(leaf.shape) * heads * 2 / len(leaves)
+            total += _attended(work, keys) * math.prod(leaf.shape) * config.heads / leaf.shape[-3] * 2 / len(leaves)
     return total
+
+
+def _index_keys(slots: Iterable[Any]) -> list[Any]:
+    """Of the layers that have an indexer."""
+    return [slot.index_keys for slot in slots if getattr(slot, "index_keys", None) is not None]
+
+
+def _attended(work: Work, keys: float) -> float:
+    """Of so many positions, those that attention reads: all, or what an indexer keeps."""
+    indexer = getattr(work.blueprint.config, "indexer", None)
+    return min(keys, float(indexer.keep)) if indexer else keys
 
 
 def bytes_of(work: Work) -> float:
@@ -127,9 +140,13 @@ def bytes_of(work: Work) -> float:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(value))
         if "expert_" in path and experts:
             size *= min(1.0, tokens * experts.active / experts.count)
-        read += size if path != "embed" or tied else 0
+        unread = path.startswith("mtp_module.") or (path == "embed" and not tied)
+        read += 0 if unread else size
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(work.cache.slots)) / work.cache.capacity
-    return read + held * (HELD if work.case.phase == "decode" else work.case.tokens)
+    if work.case.phase != "decode":
+        return read + held * work.case.tokens
+    index = sum(leaf.nbytes for leaf in _index_keys(work.cache.slots)) / work.cache.capacity
+    return read + index * HELD + (held - index) * _attended(work, float(HELD))
 
 
 def launches(text: str) -> int:

@@ -30,6 +30,15 @@ def chat(
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="Switch a reasoning model's thinking on or off.")
     ] = None,
+    max_think_tokens: Annotated[
+        int | None, typer.Option(help="Close a thought after so many tokens, so that the model answers.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy, 1 draws as the model says.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw from tokens of at least this part of the likeliest's.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what the text holds.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Repeats an answer that named it.")] = None,
     dtype: Dtype = None,
     policy: Policy = "exact",
     mesh: MeshOption = None,
@@ -42,7 +51,17 @@ def chat(
 
         fix = "`rzoo generate MODEL TEXT` continues a text"
         raise RzooError(f"{lm.about.source} has no chat template: it was not made to converse", field="model", fix=fix)
-    talk = Talk(lm, {"max_new_tokens": max_new_tokens}, thinking)
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "max_think_tokens": max_think_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    talk = Talk(lm, options, thinking)
     talk.set_system(system)
     run(talk)
 
@@ -51,7 +70,10 @@ class Talk:
     """A conversation with a model: its messages, and what the commands change."""
 
     def __init__(self, lm: Any, options: dict[str, Any], thinking: bool | None):
-        self.lm, self.options, self.thinking = lm, options, thinking
+        import rzoo
+
+        self.lm, self.thinking = lm, thinking
+        self.options = {**options, "session": rzoo.Session()}  # what a turn shares with the last is not read again
         self.system: list[dict[str, Any]] = []
         self.turns: list[dict[str, Any]] = []
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
