@@ -122,7 +122,7 @@ def partial_sums(
 
 def block_of(t: int, s: int, size: int | None = None) -> int:
     """Keys of one step of attend_to_blocks for t queries against s positions; all of them where `size` is no part."""
-    wanted = size or (ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK)
+    wanted = min(s, size or (ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK))
     return wanted if s % wanted == 0 else s
 
 

@@ -1,6 +1,6 @@
 """Putting a model on a mesh: its weights where the rules say, its forms such that programs keep to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,10 +38,14 @@ def place(lm: Any, mesh: Sizes, rules: str, *, kv: str = "split") -> Any:
     return replace(lm, params=placed, forms=forms, mesh=forms.place.mesh)  # type: ignore[attr-defined]
 
 
-def forms_for(config: Any, mesh: Sizes, rules: str, forms: Forms, *, kv: str = "split") -> Forms:
-    """The forms of a model on the first devices of this machine; RzooError for all that does not work."""
+def forms_for(
+    config: Any, mesh: Sizes, rules: str, forms: Forms, *, kv: str = "split", devices: Sequence[Any] | None = None
+) -> Forms:
+    """The forms of a model on the first devices of this machine, or of `devices`; RzooError for all that does not
+    work.
+    """
     sizes, resolved = resolve(config, checked_sizes(mesh), table(rules), kv)
-    whole = make_mesh(sizes)
+    whole = make_mesh(sizes, devices)
     if "pipe" not in sizes:
         return forms_on(Placement(whole, resolved), forms)
     if jax.process_count() > 1:

@@ -70,14 +70,17 @@ class Placement:
         stack = value.codes.ndim - 2
         rows = _merged(value.shape[stack:], value.codes.shape[-2])
         split = PartitionSpec(*spec[:stack], spec[stack], spec[stack + rows])
-        return replace(value, codes=split, scale=split, offset=None if value.offset is None else split)
+        # Of an axis that is one block, every device has the scale.
+        whole = [n == 1 for n in value.scale.shape]
+        of_block = PartitionSpec(*(None if one else on for one, on in zip(whole, split, strict=True)))
+        return replace(value, codes=split, scale=of_block, offset=None if value.offset is None else of_block)
 
     def check_blocks(self, path: str, value: Quantized, axes: Sequence[str]) -> None:
         """Raises RzooError where a quantized weight would be cut within a block."""
         split = self._parts(self.rules.weights, value, axes).codes
         for size, on, block in zip(value.codes.shape[-2:], split[-2:], value.block, strict=True):
             degree = self.degree(on)
-            if degree > 1 and size // degree % block:
+            if degree > 1 and block < size and size // degree % block:
                 raise RzooError(
                     f"{path}: {size} over {on} ({degree}) cuts blocks of {block}",
                     field=path,
