@@ -23,7 +23,8 @@ KINDS: Mapping[str, tuple[str, tuple[int, int | None]] | None] = {
     "int4": ("int4", (1, None)),
     "fp8": ("float8_e4m3fn", (128, 128)),
 }
-DENSE_IN_FP8 = ("embed", "head", "router.weight")  # as DeepSeek publishes them
+ROUTER = ("router.weight",)  # small, and decides what is computed: never quantized
+DENSE: Mapping[str, tuple[str, ...]] = {"fp8": ("embed", "head", *ROUTER)}  # as DeepSeek publishes them
 
 
 def checked_kind(kind: str) -> str:
@@ -38,7 +39,7 @@ def weight_shapes(config: Any, kind: str) -> Params:
     wide = always_float32(config)
     params: Params = {}
     for path, (axes, weight) in abstract_weights(config).items():
-        dense = len(axes) < 2 or (kind == "fp8" and path.endswith(DENSE_IN_FP8))
+        dense = len(axes) < 2 or path.endswith(DENSE.get(kind, ROUTER))
         if path in wide or dense or KINDS[kind] is None:
             params[path] = jax.ShapeDtypeStruct(weight.shape, jnp.float32 if path in wide else jnp.bfloat16)
         else:

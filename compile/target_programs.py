@@ -110,10 +110,10 @@ def _programs(job: Job, config: Any, devices: Any):
     yield "model", _lowered(job, blueprint, shapes.placed(params, config, place), cache, on)
 
 
-def _lowered(job: Job, blueprint: Blueprint, params: Any, cache: Any, on: Any) -> tuple[Any, int, int]:
+def _lowered(job: Job, blueprint: Blueprint, params: Any, cache: Any, on: Any) -> tuple[Any, int, int, int]:
     if job.stacked:
         params = shapes.stacked(params, blueprint.config)
-    held = shapes.device_bytes(params), shapes.device_bytes(cache)
+    held = shapes.device_bytes(params), shapes.device_bytes(cache), 0
     of = lambda axes, shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=on(axes, shape))  # noqa: E731
     counts = of("b", (job.batch,), jnp.int32)
     if job.phase == "prefill":
@@ -139,13 +139,16 @@ def _stages(job: Job, config: Any, forms: Forms, params: Any):
         x = jax.ShapeDtypeStruct(shape, jnp.int32 if stage.first == 0 else jnp.bfloat16, sharding=sharding)
         ends = (stage.first, stage.stop)
         lowered = pipeline._through.lower(Blueprint(config, stage.forms), own, x, groups[0][number], layers=ends)
-        held = shapes.device_bytes(own), sum(shapes.device_bytes(group[number]) for group in groups)
+        caches = [shapes.device_bytes(group[number]) for group in groups]
+        held = shapes.device_bytes(own), sum(caches), sum(caches[1:])
         yield f"stage {number}: layers {stage.first}-{stage.stop - 1}", (lowered, *held)
 
 
-def _read(lowered: tuple[Any, int, int], job: Job, name: str) -> dict[str, Any]:
-    """Compiles one program and tells what it is made of."""
-    program, weights, cache = lowered
+def _read(lowered: tuple[Any, int, int, int], job: Job, name: str) -> dict[str, Any]:
+    """Compiles one program and tells what it is made of; lowered: the program, bytes of weights, of the cache, and of
+    those caches that it does not get.
+    """
+    program, weights, cache, elsewhere = lowered
     compiled = program.compile(compiler_options=dict(job.options or {}))
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if job.hlo is not None:
@@ -158,6 +161,11 @@ def _read(lowered: tuple[Any, int, int], job: Job, name: str) -> dict[str, Any]:
         "outputs": memory.output_size_in_bytes,
         "aliased": memory.alias_size_in_bytes,
         "temp": memory.temp_size_in_bytes,
+        "peak": memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + elsewhere,
         **facts(text),
     }
 

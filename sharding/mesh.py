@@ -68,7 +68,7 @@ def make_mesh(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh:
 
 def sizes_of(mesh: Any) -> Sizes:
     """Mesh axis -> number of devices."""
-    return dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
+    return dict(mesh.shape)
 
 
 def spelled(sizes: Mapping[str, int]) -> str:

@@ -19,7 +19,7 @@ from rzoo.sharding.collectives import AttendInShares, OnShards, RouteOnShards, S
 from rzoo.sharding.mesh import Sizes, checked_sizes, make_mesh
 from rzoo.sharding.pipeline import COPY, NewPipelineCache, Pipeline, Stage, stage_stops
 from rzoo.sharding.placement import Placement
-from rzoo.sharding.rules import resolve, table
+from rzoo.sharding.rules import Rules, resolve, table
 
 ATTENTION = (("bthc", "bksc", "bksz", "b"), "bthz")
 LATENT = (("bthc", "b_s_", None, None, "b"), "bthz")
@@ -50,11 +50,16 @@ def forms_for(
         return forms_on(Placement(whole, resolved), forms)
     if jax.process_count() > 1:
         raise RzooError("a pipeline runs in one process", field="mesh", value="pipe", fix="use tensor, data or fsdp")
-    stops, stages = stage_stops(config, sizes["pipe"]), []
-    for first, stop, devices in zip([0, *stops[:-1]], stops, whole.devices, strict=True):
-        placement = Placement(Mesh(devices, whole.axis_names[1:]), resolved)
+    return forms_in_stages(config, whole, [Mesh(part, whole.axis_names[1:]) for part in whole.devices], resolved, forms)
+
+
+def forms_in_stages(config: Any, whole: Any, meshes: Sequence[Any], rules: Rules, forms: Forms) -> Forms:
+    """The forms of a pipeline with one stage on each of `meshes`, which together are `whole`."""
+    stops, stages = stage_stops(config, len(meshes)), []
+    for first, stop, mesh in zip([0, *stops[:-1]], stops, meshes, strict=True):
+        placement = Placement(mesh, rules)
         stages.append(Stage(first, stop, placement, forms_on(placement, forms)))
-    pipeline = Pipeline(whole, resolved, tuple(stages))
+    pipeline = Pipeline(whole, rules, tuple(stages))
     return replace(forms, place=pipeline, new_cache=NewPipelineCache(pipeline, forms))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from rzoo.core import RzooError
 from rzoo.models.weights import Quantized
@@ -16,9 +16,11 @@ from rzoo.sharding.rules import Axes, Rules, Table
 
 @dataclass(frozen=True)
 class Placement:
-    """A mesh and the rules by which arrays lie on it. Hashable, so that programs can be kept by it."""
+    """A mesh and the rules by which arrays lie on it. Hashable, so that programs can be kept by it. An abstract mesh
+    serves shapes alone.
+    """
 
-    mesh: Mesh
+    mesh: Any
     rules: Rules
 
     def __call__(self, x: Any, axes: str) -> Any:
