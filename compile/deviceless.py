@@ -37,12 +37,14 @@ TIME_LIMIT = 900  # seconds of one job
 
 
 def aot_python() -> Path | None:
-    """The interpreter that compiles: $RZOO_AOT_PYTHON, else that of .venv-aot beside the checkout or in the working
-    folder, else this one where it has the plugin; None where there is none.
+    """The interpreter that compiles: $RZOO_AOT_PYTHON ("none": nothing is compiled), else that of .venv-aot beside the
+    checkout or in the working folder, else this one where it has the plugin; None where there is none.
 
     Raises RzooError where the setting names no file.
     """
     given = os.environ.get(SETTING)
+    if given == "none":
+        return None
     if given:
         if not Path(given).is_file():
             raise RzooError(f"{SETTING} ({given}) is no interpreter", field=SETTING, value=given, fix=INSTALL)
@@ -68,10 +70,16 @@ def versions(python: Path) -> dict[str, str | None]:
 
 
 def checked_versions(python: Path) -> dict[str, str | None]:
-    """The same. Raises RzooError with the pip line that mends it where one is missing, or the plugin is not of jaxlib's
-    version.
-    """
+    """The same, checked."""
     found = versions(python)
+    check(python, found)
+    return found
+
+
+def check(python: Path | str, found: Mapping[str, str | None]) -> None:
+    """Raises RzooError with the pip line that mends it where a package of NEEDED is missing, or the plugin is not of
+    jaxlib's version.
+    """
     jaxlib = found["jaxlib"]
     wanted = [name for name in NEEDED if found[name] is None and name != PLUGIN]
     problems = [f"{name} is missing" for name in wanted]
@@ -81,7 +89,6 @@ def checked_versions(python: Path) -> dict[str, str | None]:
     if problems:
         line = f"{python} -m pip install {' '.join(sorted(wanted))}"
         raise RzooError(f"{python}: {'; '.join(problems)}", field=SETTING, value=str(python), fix=line)
-    return found
 
 
 def compile_for(job: Mapping[str, Any], python: Path | None = None) -> dict[str, Any]:

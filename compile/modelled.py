@@ -202,14 +202,15 @@ def _halves(config: Any) -> dict[str, int]:
 
 def seconds(made: Setting, read: float, collectives: list[dict[str, Any]]) -> dict[str, float]:
     """The roofline of one step by the hardware's data sheet: memory, arithmetic, exchange, and their sum, in which
-    memory and arithmetic overlap. read: bytes on the device that reads most.
+    memory and arithmetic overlap. read: bytes on the device that reads most. Stages of a pipeline work on as many
+    groups of rows at once; a step is over when each group was in each stage: read and collectives are of one group.
     """
     stages = made.mesh.get("pipe", 1)
-    memory = read * stages / made.gpu.bandwidth
-    arithmetic = flops(made) * stages / made.devices / made.gpu.rate("bf16")
-    exchange = sum(_time(made.gpu, found) for found in collectives) * stages
-    if stages > 1:
-        exchange += (stages - 1) * made.batch * made.tokens * made.config.width * 2 / (made.gpu.network or 1)
+    memory = stages * read / made.gpu.bandwidth
+    arithmetic = flops(made) / made.devices / made.gpu.rate("bf16")
+    exchange = stages * sum(_time(made.gpu, found) for found in collectives)
+    if stages > 1:  # what one stage gives the next, in bfloat16
+        exchange += made.batch * made.tokens * made.config.width * 2 / made.gpu.network
     total = max(memory, arithmetic) + exchange
     return {"memory": memory, "arithmetic": arithmetic, "exchange": exchange, "total": total}
 

@@ -27,7 +27,7 @@ HOW_TO_COMPILE = f"for temp, launches, bytes read and collectives as compiled: {
 class Figure:
     """One number, its unit, and where it comes from: "compiled" or "modelled"."""
 
-    value: float
+    value: int | float
     unit: str
     basis: str
 
@@ -68,7 +68,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """JSON's types; `from_json` reads them."""
-        return asdict(self) | {"fits": self.fits}
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return listed | {"fits": self.fits}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Plan":
@@ -94,17 +95,21 @@ def plan(
     context: int = 4096,
     phase: str = "decode",
     compiled: bool = True,
+    stacked: bool = True,
 ) -> Plan:
     """Memory, traffic and time of a model on GPUs that need not be there.
 
     model: a preset's name, a folder with a config.json, a handle, or a config. gpu: one of targets.TARGETS. devices
-    None: those of the mesh, or one. rules and mesh as in load ("tensor", {"tensor": 8, "pipe": 8}); None: chosen. kv: "split" or "copied", where devices are more
-    than KV heads. weights: bf16, int8, int4 or fp8. context: tokens that each of `batch` rows has room for. compiled
-    False: arithmetic alone, as where the extra gpu-aot is missing. What can't fit is told by arithmetic and not
-    compiled. Raises RzooError for unknown names, sizes that do not divide, and an environment with wrong versions.
+    None: those of the mesh, or one. rules and mesh as in load ("tensor", {"tensor": 8, "pipe": 8}); None: chosen. kv:
+    "split" or "copied", where devices are more than KV heads. weights: bf16, int8, int4 or fp8. context: tokens that
+    each of `batch` rows has room for. compiled False: arithmetic alone, as where the extra gpu-aot is missing. What
+    can't fit is told by arithmetic and not compiled. stacked: runs of equal layers are compiled as loops, in which XLA
+    copies each layer's weights out of the stack; False takes two to five times as long to compile, and reads less.
+    Raises RzooError for unknown names, sizes that do not divide, and
+    an environment with wrong versions.
     """
     request = {"model": _fields(model), "gpu": gpu, "devices": devices, "rules": rules, "mesh": mesh, "kv": kv}
-    request |= {"weights": weights, "batch": batch, "context": context, "phase": phase}
+    request |= {"weights": weights, "batch": batch, "context": context, "phase": phase, "stacked": stacked}
     python = deviceless.aot_python() if compiled and target(gpu).chip else None
     versions = deviceless.checked_versions(python) if python else {}
     path = _path(request, versions)
@@ -142,7 +147,7 @@ def _read(path: Path | None) -> Plan | None:
     """The plan in a file; None for a file that is not there or broken, which is made again."""
     try:
         return None if path is None else Plan.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -205,7 +210,7 @@ def _figures(
         figures |= {"launches": (part["launches"], "per step"), "read": (part["read"], "bytes per GPU and step")}
         figures["written"] = (part["written"], "bytes per GPU and step")
     out = {name: Figure(value, unit, basis) for name, (value, unit) in figures.items()}
-    must = max(one.read + one.cache for one in held)
+    must = max(one.read + one.cache / len(held) for one in held)  # in a pipeline of one group of rows
     out["must_read"] = Figure(must, "bytes per GPU and step", MODELLED)
     times = modelled.seconds(made, must, collectives)
     out |= {f"{name}_seconds": Figure(value, "seconds per step", MODELLED) for name, value in times.items()}

@@ -12,7 +12,7 @@ from rzoo.core import RzooError
 HELD = ("weights", "cache", "temp")
 
 
-def size(count: float) -> str:
+def size(count: int | float) -> str:
     """Bytes as text in powers of ten, as GPUs are sold."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
@@ -20,7 +20,7 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def time(seconds: float) -> str:
+def time(seconds: int | float) -> str:
     """A duration as text."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
@@ -103,8 +103,8 @@ class Demand:
     machine that keep up, by the roofline: at least so many.
     """
 
-    prompt: float
-    answer: float
+    prompt: int | float
+    answer: int | float
     replicas: int
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,7 +65,8 @@ def placed(params: Params, config: Any, place: Any) -> Params:
     """
     out = {}
     for path, value in params.items():
-        axes, placement = abstract_weights(config)[path][0], place.of(path)
+        weights = abstract_weights(config)
+        axes, placement = weights[path if path in weights else "embed"][0], place.of(path)
         if isinstance(value, Quantized):
             placement.check_blocks(path, value, axes)
         on = placement.weight(value, axes)
@@ -115,4 +115,4 @@ def by_stage(params: Params, pipeline: Any) -> Iterator[Params]:
 
 def with_copy(params: Params, config: Any, name: str) -> Params:
     """The same with what the last stage of a tied model holds, under `name`."""
-    return params | {name: replace(params["embed"])} if config.tied else params
+    return params | {name: params["embed"]} if config.tied else params

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+
 from jaxtyping import Array
 
 from rzoo.core import RzooError
@@ -43,7 +43,7 @@ class Stage:
 class Pipeline:
     """The stages of one model, in order. It stands in a handle's forms in the place of a single placement."""
 
-    mesh: Mesh
+    mesh: Any
     rules: Rules
     stages: tuple[Stage, ...]
 

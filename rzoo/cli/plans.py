@@ -20,6 +20,7 @@ def plan(
     context: Annotated[int, typer.Option(min=1, help="Tokens that each row has room for.")] = 4096,
     phase: Annotated[str, typer.Option(help="decode or prefill.")] = "decode",
     modelled: Annotated[bool, typer.Option("--modelled", help="By arithmetic alone; nothing is compiled.")] = False,
+    unrolled: Annotated[bool, typer.Option("--unrolled", help="Compile every layer by itself, no loops.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="A table of all rules that work on the GPUs.")] = False,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw bytes per GPU; needs matplotlib.")] = None,
     requests_per_day: Annotated[int | None, typer.Option(min=1, help="Tell replicas for so many requests.")] = None,
@@ -41,7 +42,7 @@ def plan(
     if model is None:
         raise RzooError("model is missing", field="model", fix="name one, such as: rzoo plan nano-8b --gpu h100")
     asked: dict[str, Any] = dict(gpu=gpu, weights=weights, batch=batch, context=context, phase=phase)
-    asked |= {"mesh": mesh, "devices": devices, "rules": rules, "kv": kv}
+    asked |= {"mesh": mesh, "devices": devices, "rules": rules, "kv": kv, "stacked": not unrolled}
     plans = _plans(model, asked, not modelled, compare)
     needed = None
     if requests_per_day is not None:
