@@ -20,7 +20,7 @@ from typing import Any
 from rzoo.core import RzooError
 
 SETTING = "RZOO_AOT_PYTHON"
-ROOT = Path(__file__).resolve().parent.parent  # of the checkout; of site-packages/rzoo where rzoo is installed
+PACKAGE = Path(__file__).absolute().parent.parent  # the folder rzoo, in a checkout as where it is installed
 PLUGIN, COMPILER = "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"
 NEEDED = ("jaxlib", "jax", "flax", "jaxtyping", PLUGIN, COMPILER)
 ASK = """
@@ -49,7 +49,7 @@ def aot_python() -> Path | None:
         if not Path(given).is_file():
             raise RzooError(f"{SETTING} ({given}) is no interpreter", field=SETTING, value=given, fix=INSTALL)
         return Path(given)
-    for folder in (ROOT, Path.cwd()):
+    for folder in (PACKAGE.parent, Path.cwd()):
         found = folder / ".venv-aot" / "bin" / "python"
         if found.is_file():
             return found
@@ -102,7 +102,8 @@ def compile_for(job: Mapping[str, Any], python: Path | None = None) -> dict[str,
     with tempfile.TemporaryDirectory(prefix="rzoo-") as folder:
         question, answer = Path(folder, "job.json"), Path(folder, "answer.json")
         question.write_text(json.dumps(job))
-        said = _run([str(python), "-m", "rzoo.compile.target_programs", str(question), str(answer)])
+        Path(folder, "rzoo").symlink_to(PACKAGE)  # alone: what else lies beside it is of this environment
+        said = _run([str(python), "-m", "rzoo.compile.target_programs", str(question), str(answer)], folder)
         if not answer.exists():
             raise RzooError(f"the process that compiles ended early:\n{said}", field="gpu", value=job.get("gpu"))
         found = json.loads(answer.read_text())
@@ -111,10 +112,9 @@ def compile_for(job: Mapping[str, Any], python: Path | None = None) -> dict[str,
     return found
 
 
-def _run(command: list[str]) -> str:
-    """Runs the child; the last lines of its messages, those that always come left out."""
-    paths = [str(ROOT if (ROOT / "rzoo").is_dir() else ROOT.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def _run(command: list[str], path: str) -> str:
+    """Runs the child with `path` on its module path; the last lines of its messages."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     environment.pop("XLA_FLAGS", None)  # of this process: a flag that the plugin lacks would abort the child
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT, env=environment)
@@ -145,7 +145,7 @@ def install(progress: Any = print) -> Path:
 
 @lru_cache(maxsize=1)
 def source_digest() -> str:
-    """Of all source that what is compiled depends on: models, sharding, compile and core."""
-    own = Path(__file__).resolve().parent
-    files = [file for name in ("models", "sharding", "compile") for file in sorted((own.parent / name).glob("*.py"))]
+    """Of all source that a plan depends on."""
+    folders = [PACKAGE / name for name in ("models", "sharding", "compile")]
+    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

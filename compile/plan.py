@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Plan:
     of this context that fit beside the weights.
     """
 
-    model: Any
+    model: str
     gpu: str
     devices: int
     mesh: Mapping[str, int]
@@ -105,8 +105,7 @@ def plan(
     each of `batch` rows has room for. compiled False: arithmetic alone, as where the extra gpu-aot is missing. What
     can't fit is told by arithmetic and not compiled. stacked: runs of equal layers are compiled as loops, in which XLA
     copies each layer's weights out of the stack; False takes two to five times as long to compile, and reads less.
-    Raises RzooError for unknown names, sizes that do not divide, and
-    an environment with wrong versions.
+    Raises RzooError for unknown names, sizes that do not divide, and an environment with wrong versions.
     """
     request = {"model": _fields(model), "gpu": gpu, "devices": devices, "rules": rules, "mesh": mesh, "kv": kv}
     request |= {"weights": weights, "batch": batch, "context": context, "phase": phase, "stacked": stacked}
@@ -117,7 +116,7 @@ def plan(
     if kept is None:
         kept = _made(request, versions, python)
         _write(path, kept)
-    return kept
+    return replace(kept, model=str(model) if isinstance(model, str | Path) else type(model).__name__)
 
 
 def _fields(model: Any) -> Any:
@@ -174,7 +173,7 @@ def _made(request: Mapping[str, Any], versions: Mapping[str, str | None], python
     over = max(0, int(figures["peak"].value) - usable)
     settled = {name: getattr(made, name) for name in ("rules", "kv", "weights", "batch", "context", "phase", "devices")}
     return Plan(
-        model=request["model"] if isinstance(request["model"], str) else "config.json",
+        model="",
         gpu=made.gpu.name,
         mesh=made.mesh,
         **settled,

@@ -51,7 +51,7 @@ class OnShards:
         if argument is None:
             return None
         if axes is None:
-            return self.placement.parts(argument.get_value(), argument.out_sharding)
+            return self.placement.parts(argument.get_value(), own_axes(argument))
         return self.placement.spec(axes, argument.shape)
 
     def _like(self, argument: Any, part: Any) -> Any:
@@ -59,8 +59,13 @@ class OnShards:
         if not isinstance(argument, Stored):
             return part
         if isinstance(part, Quantized):
-            part = replace(part, shape=self.placement.local_shape(argument.out_sharding, part.shape))
-        return type(argument)(part, out_sharding=argument.out_sharding, eager_sharding=False)
+            part = replace(part, shape=self.placement.local_shape(own_axes(argument), part.shape))
+        return type(argument)(part, out_sharding=own_axes(argument), eager_sharding=False)
+
+
+def own_axes(weight: Stored) -> tuple[str, ...]:
+    """The axes of a weight; of one layer's in a loop over a stack those without l, which the loop took."""
+    return tuple(weight.out_sharding[-len(weight.shape) :])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,12 +28,10 @@ def environment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ultra(tmp_path_factory):
     """Ultra's decode step compiled in two processes: both answers and the digests of both programs."""
-    answers, digests = [], []
-    for i in range(2):
-        path = tmp_path_factory.mktemp("hlo") / f"{i}.hlo"
-        answers.append(deviceless.compile_for(ULTRA | {"hlo": str(path)}))
-        digests.append(hashlib.sha256(path.read_bytes()).hexdigest())
-    return answers, digests
+    paths = [tmp_path_factory.mktemp("hlo") / "program" for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda path: deviceless.compile_for(ULTRA | {"hlo": str(path)}), paths))
+    return answers, [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
 
 def test_two_processes_make_the_same_program(ultra):
@@ -54,8 +53,7 @@ def test_ultra_on_64_gpus_with_the_cache_split(ultra):
 def test_each_part_of_a_layer_ends_in_one_all_reduce_over_all_gpus(ultra):
     (part,) = ultra[0][0]["parts"]
     whole = [one for one in part["collectives"] if len(one["devices"]) == 64 and one["kind"] == "all-reduce"]
-    blocks = rzoo.presets()
-    config = next(info.config for info in blocks if info.alias == "ultra-253b")
+    config = next(info.config for info in rzoo.presets() if info.alias == "ultra-253b")
     halves = sum((block.attention is not None) + (block.ffn is not None) for block in config.blocks)
     assert sum(one["count"] for one in whole) == halves + 1  # and the embedding, whose rows are split
 
@@ -97,5 +95,5 @@ def test_every_target_compiles(gpu):
 
 
 def test_a_mistake_in_a_job_comes_back_in_words():
-    with pytest.raises(rzoo.RzooError, match="over tensor .5."):
+    with pytest.raises(rzoo.RzooError, match=r"over tensor .5."):
         deviceless.compile_for(ULTRA | {"mesh": {"tensor": 5}})

@@ -1,5 +1,7 @@
 """`rzoo plan`: what a model needs on GPUs that need not be here."""
 
+import signal
+from itertools import product
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +35,7 @@ def plan(
     from rzoo.compile import plan_words
     from rzoo.core import RzooError
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that compiles ends with this one
     if install_aot:
         from rzoo.compile.deviceless import install
 
@@ -64,21 +67,23 @@ def plan(
 
 
 def _plans(model: str, asked: dict[str, Any], compiled: bool, compare: bool) -> list[Any]:
-    """The plan that is asked for; to compare, by arithmetic those of all other rules that work on as many devices."""
+    """The plan that is asked for; to compare, by arithmetic those of all other rules that work on as many devices, and
+    with KV heads copied where that makes a difference.
+    """
     from rzoo.compile.plan import plan as make
-    from rzoo.core import RzooError
 
     plans = [make(model, **asked, compiled=compiled)]
     if not compare:
         return plans
+    from rzoo.core import RzooError
     from rzoo.sharding.rules import RULES
 
-    for rules in RULES:
-        other = asked | {"rules": rules, "mesh": None, "devices": plans[0].devices}
-        if rules == plans[0].rules:
-            continue
+    for rules, kv in product(RULES, ("split", "copied")):
+        other = asked | {"rules": rules, "kv": kv, "mesh": None, "devices": plans[0].devices}
         try:
-            plans.append(make(model, **other, compiled=False))
+            made = make(model, **other, compiled=False)
         except RzooError:
             continue  # does not divide this model
+        if all((made.mesh, made.figures["cache"].value) != (p.mesh, p.figures["cache"].value) for p in plans):
+            plans.append(made)
     return plans
