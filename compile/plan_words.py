@@ -150,7 +150,7 @@ def plot(plans: Sequence[Plan], path: str | Path) -> None:
         raise RzooError(f"{path} can't be written: {error}", field="plot", value=str(path)) from None
 
 
-def _bars(plan: Plan) -> list[tuple[str, dict[str, float]]]:
+def _bars(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
     if plan.stages:
         return [(stage["name"].replace(": ", "\n"), {part: stage[part] for part in HELD}) for stage in plan.stages]
     mesh = "\n".join(f"{axis} {n}" for axis, n in plan.mesh.items()) or "one GPU"

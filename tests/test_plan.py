@@ -17,8 +17,9 @@ from rzoo.compile.kernels import policy_forms
 from rzoo.compile.targets import TARGETS, target
 from rzoo.core import RzooError
 from rzoo.handle import LM
+from rzoo.models.attention import partial_sums
 from rzoo.models.registry import abstract_weights, count_parameters, initialize, preset
-from rzoo.models.weights import Quantized
+from rzoo.models.weights import Numerics, Quantized
 from rzoo.sharding.place import place
 from rzoo.sharding.placement import per_device
 from tests.test_cli import rzoo as run
@@ -215,6 +216,26 @@ def test_the_command_wants_a_model():
     assert (done.returncode, done.stderr) == (
         2, "rzoo: model is missing\n  name one, such as: rzoo plan nano-8b --gpu h100\n"
     )  # fmt: skip
+
+
+def test_a_plan_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    plan_words.plot([rzoo.plan("nano-8b"), rzoo.plan("super-49b")], tmp_path / "plans.png")
+    assert (tmp_path / "plans.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RzooError, match=r"plans.odd can't be written"):
+        plan_words.plot([rzoo.plan("nano-8b")], tmp_path / "plans.odd")
+
+
+@pytest.mark.parametrize("starts", [[3, 7], [-5, 2]])
+def test_attention_in_one_step_is_that_in_a_loop(starts):
+    q, keys, values = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(SHAPES))
+    given = (keys.shape[1], keys.shape[2], values.shape[3], jnp.asarray(starts), 0.3, Numerics())
+    block = lambda at, size: tuple(jax.lax.dynamic_slice_in_dim(a, at, size, axis=2) for a in (keys, values))  # noqa: E731
+    for once, looped in zip(partial_sums(q, block, *given, 128), partial_sums(q, block, *given, 4), strict=True):
+        assert jnp.allclose(once, looped, atol=1e-5)
+
+
+SHAPES = ((2, 1, 4, 8), (2, 2, 16, 8), (2, 2, 16, 8))  # of queries, keys and values
 
 
 def row_scaled(shape: tuple[int, ...], inputs: int) -> Quantized:
