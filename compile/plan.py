@@ -168,7 +168,7 @@ def _made(request: Mapping[str, Any], versions: Mapping[str, str | None], python
         job = dict(request) | {"mesh": made.mesh, "rules": made.rules}
         del job["devices"]
         found = deviceless.compile_for(job, python)
-        temp = max(part["temp"] for part in found["parts"])
+        temp = max(found["parts"], key=lambda part: part["peak"])["temp"]
     figures, collectives = _figures(made, held, temp, found)
     over = max(0, int(figures["peak"].value) - usable)
     settled = {name: getattr(made, name) for name in ("rules", "kv", "weights", "batch", "context", "phase", "devices")}
@@ -196,16 +196,16 @@ def _figures(
     """The figures of the fullest part, and its collectives."""
     from rzoo.compile import modelled
 
-    basis = COMPILED if found else MODELLED
-    fullest = max(range(len(held)), key=lambda i: held[i].weights + held[i].cache)
-    part = found["parts"][fullest] if found else None
-    cache = part["cache"] if part else held[fullest].cache
-    weights = part["weights"] if part else held[fullest].weights
-    figures = {"weights": (weights, BYTES), "cache": (cache, BYTES), "temp": (temp, BYTES)}
-    figures["peak"] = (max(p["peak"] for p in found["parts"]) if found else weights + cache + temp, BYTES)
-    collectives = part["collectives"] if part else modelled.exchanged(made)
+    if found:
+        basis, part = COMPILED, max(found["parts"], key=lambda part: part["peak"])
+    else:
+        fullest = max(held, key=lambda part: part.weights + part.cache)
+        basis, part = MODELLED, {"weights": fullest.weights, "cache": fullest.cache, "temp": temp}
+        part |= {"peak": sum(part.values()), "collectives": modelled.exchanged(made)}
+    figures = {name: (part[name], BYTES) for name in ("weights", "cache", "temp", "peak")}
+    collectives = part["collectives"]
     figures["exchanged"] = (sum(one["bytes"] for one in collectives), "bytes per GPU and step")
-    if part:
+    if found:
         figures |= {"launches": (part["launches"], "per step"), "read": (part["read"], "bytes per GPU and step")}
         figures["written"] = (part["written"], "bytes per GPU and step")
     out = {name: Figure(value, unit, basis) for name, (value, unit) in figures.items()}

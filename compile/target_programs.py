@@ -138,7 +138,7 @@ def _stages(job: Job, config: Any, forms: Forms, params: Any):
         sharding = on.shardings(on.spec("btd"[: len(shape)], shape))
         x = jax.ShapeDtypeStruct(shape, jnp.int32 if stage.first == 0 else jnp.bfloat16, sharding=sharding)
         ends = (stage.first, stage.stop)
-        lowered = pipeline._through.lower(Blueprint(config, stage.forms), own, x, groups[0][number], layers=ends)
+        lowered = pipeline.through_stage.lower(Blueprint(config, stage.forms), own, x, groups[0][number], layers=ends)
         caches = [shapes.device_bytes(group[number]) for group in groups]
         held = shapes.device_bytes(own), sum(caches), sum(caches[1:])
         yield f"stage {number}: layers {stage.first}-{stage.stop - 1}", (lowered, *held)
