@@ -6,7 +6,6 @@ is never the user's. Nothing heavy is imported here.
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def aot_python() -> Path | None:
         found = folder / ".venv-aot" / "bin" / "python"
         if found.is_file():
             return found
-    return Path(sys.executable) if importlib.util.find_spec("jax_plugins.xla_cuda12") else None
+    return Path(sys.executable) if any(True for _ in metadata.distributions(name=PLUGIN)) else None
 
 
 @lru_cache(maxsize=4)

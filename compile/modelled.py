@@ -152,7 +152,8 @@ def parts(made: Setting) -> list[Part]:
 
 
 def _part(made: Setting, params: Any, cache: Any) -> Part:
-    return Part(shapes.device_bytes(params), _read(made, params), shapes.device_bytes(cache))
+    read = _read(made, params) * made.mesh.get("fsdp", 1)  # gathered for use
+    return Part(shapes.device_bytes(params), read, shapes.device_bytes(cache))
 
 
 def _read(made: Setting, params: Any) -> float:
@@ -183,15 +184,22 @@ def flops(made: Setting) -> float:
     return 2.0 * made.batch * (made.tokens * met + head)
 
 
-def exchanged(made: Setting) -> list[dict[str, Any]]:
-    """Collectives of one step as the rules imply them, in the form of target_programs.facts."""
+def exchanged(made: Setting, held: int) -> list[dict[str, Any]]:
+    """Collectives of one step as the rules imply them, in the form of target_programs.facts. held: bytes of weights on
+    a device.
+    """
+    found = []
     reduced = math.prod(made.mesh.get(axis, 1) for axis in ("tensor", "expert"))
-    if reduced == 1:
-        return []
-    rows = made.batch // math.prod(made.mesh.get(axis, 1) for axis in ("data", "fsdp")) or 1
-    size = rows * made.tokens * made.config.width * 4
-    layers = sum(_halves(made.config).values())
-    return [{"kind": "all-reduce", "devices": list(range(reduced)), "count": layers, "bytes": size * layers}]
+    if reduced > 1:
+        rows = made.batch // math.prod(made.mesh.get(axis, 1) for axis in ("data", "fsdp")) or 1
+        size = rows * made.tokens * made.config.width * 4
+        count = sum(_halves(made.config).values())
+        found.append({"kind": "all-reduce", "devices": list(range(reduced)), "count": count, "bytes": size * count})
+    gathered = made.mesh.get("fsdp", 1)
+    if gathered > 1:
+        count, devices = len(abstract_weights(made.config)), [i * reduced for i in range(gathered)]
+        found.append({"kind": "all-gather", "devices": devices, "count": count, "bytes": held * gathered})
+    return found
 
 
 def _halves(config: Any) -> dict[str, int]:

@@ -201,7 +201,7 @@ def _figures(
     else:
         fullest = max(held, key=lambda part: part.weights + part.cache)
         basis, part = MODELLED, {"weights": fullest.weights, "cache": fullest.cache, "temp": temp}
-        part |= {"peak": sum(part.values()), "collectives": modelled.exchanged(made)}
+        part |= {"peak": sum(part.values()), "collectives": modelled.exchanged(made, fullest.weights)}
     figures = {name: (part[name], BYTES) for name in ("weights", "cache", "temp", "peak")}
     collectives = part["collectives"]
     figures["exchanged"] = (sum(one["bytes"] for one in collectives), "bytes per GPU and step")

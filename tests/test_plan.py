@@ -183,6 +183,25 @@ def test_an_environment_with_wrong_versions_gets_the_line_that_mends_it(monkeypa
         rzoo.plan("nano-8b")
 
 
+def test_an_environment_is_looked_for_without_importing_one(monkeypatch, tmp_path):
+    monkeypatch.delenv(deviceless.SETTING)
+    monkeypatch.chdir(tmp_path)
+    usual = deviceless.aot_python()  # that of the checkout where there is one
+    assert usual is None or usual.is_file()
+    python = tmp_path / ".venv-aot" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert deviceless.aot_python() in (usual, python)
+    assert deviceless.aot_python() is not None
+
+
+def test_rules_that_gather_weights_pay_for_it():
+    plan = rzoo.plan("nano-8b", devices=8, rules="fsdp")
+    (gathered,) = plan.collectives
+    assert (gathered["kind"], gathered["bytes"]) == ("all-gather", 8 * plan.figures["weights"].value)
+    assert plan.figures["exchange_seconds"].value > plan.figures["memory_seconds"].value
+
+
 def test_compiling_without_an_environment_names_the_command():
     with pytest.raises(RzooError, match="the extra gpu-aot is missing\n  rzoo plan --install-aot"):
         deviceless.compile_for({"gpu": "h100"})
