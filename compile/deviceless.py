@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rzoo.compile.folders import cache_folder
 from rzoo.core import RzooError
 
 SETTING = "RZOO_AOT_PYTHON"
@@ -37,8 +38,8 @@ TIME_LIMIT = 900  # seconds of one job
 
 
 def aot_python() -> Path | None:
-    """The interpreter that compiles: $RZOO_AOT_PYTHON ("none": nothing is compiled), else that of .venv-aot beside the
-    checkout or in the working folder, else this one where it has the plugin; None where there is none.
+    """The interpreter that compiles: $RZOO_AOT_PYTHON ("none": nothing is compiled), else that of .venv-aot in the
+    checkout or in rzoo's cache folder, else this one where it has the plugin; None where there is none.
 
     Raises RzooError where the setting names no file.
     """
@@ -49,11 +50,15 @@ def aot_python() -> Path | None:
         if not Path(given).is_file():
             raise RzooError(f"{SETTING} ({given}) is no interpreter", field=SETTING, value=given, fix=INSTALL)
         return Path(given)
-    for folder in (PACKAGE.parent, Path.cwd()):
-        found = folder / ".venv-aot" / "bin" / "python"
+    for folder in (PACKAGE.parent, cache_folder()):
+        found = _python_in(folder)
         if found.is_file():
             return found
     return Path(sys.executable) if any(True for _ in metadata.distributions(name=PLUGIN)) else None
+
+
+def _python_in(folder: Path) -> Path:
+    return folder / ".venv-aot" / "bin" / "python"
 
 
 @lru_cache(maxsize=4)
@@ -124,14 +129,15 @@ def _run(command: list[str], path: str) -> str:
 
 
 def install(progress: Any = print) -> Path:
-    """Makes .venv-aot in the working folder with what compiling needs; about 1.2 GB. Returns its interpreter.
+    """Makes .venv-aot, in the checkout or else in rzoo's cache folder, with what compiling needs; about 1.2 GB. Returns
+    its interpreter.
 
     Raises RzooError where pip can't install it.
     """
     import jaxlib
 
-    folder = Path.cwd() / ".venv-aot"
-    python = folder / "bin" / "python"
+    python = _python_in(PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else cache_folder())
+    folder = python.parent.parent
     packages = [f"jax=={jaxlib.__version__}", f"{PLUGIN}=={jaxlib.__version__}", f"{COMPILER}>=12.9,<13"]
     progress(f"making {folder} (1.2 GB, once; some minutes)")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -185,7 +185,6 @@ def test_an_environment_with_wrong_versions_gets_the_line_that_mends_it(monkeypa
 
 def test_an_environment_is_looked_for_without_importing_one(monkeypatch, tmp_path):
     monkeypatch.delenv(deviceless.SETTING)
-    monkeypatch.chdir(tmp_path)
     usual = deviceless.aot_python()  # that of the checkout where there is one
     assert usual is None or usual.is_file()
     python = tmp_path / ".venv-aot" / "bin" / "python"
