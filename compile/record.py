@@ -19,7 +19,8 @@ import jax
 import jaxlib
 
 from rzoo.compile import kernels, storage
-from rzoo.compile.aot import Options, cpu_fact, decode_options, private_folder
+from rzoo.compile.aot import Options, cpu_fact, decode_options
+from rzoo.compile.folders import private_folder
 from rzoo.compile.storage import lay_out, plain
 from rzoo.core import RzooError, figure
 from rzoo.models import attention, latent, moe, weights

@@ -4,6 +4,7 @@
     logits = lm(ids)                       # [b, t] -> float32 [b, t, v]
     rzoo.generate(lm, "What is the capital of France?").text
     lm = rzoo.tune(lm)                     # the fastest programs for this machine within the policy
+    rzoo.plan("ultra-253b", gpu="h100", devices=64)   # memory and traffic per GPU, compiled without one
     rzoo.save(lm, "steps/")                # restored by load on any mesh: load("steps/", mesh={"tensor": 4})
 
 Nothing heavy is imported until one of these names is used.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rzoo.checkpoint.save import export as export
     from rzoo.checkpoint.training import save as save
     from rzoo.compile.autotune import tune as tune
+    from rzoo.compile.plan import Plan as Plan, plan as plan
     from rzoo.core import RzooError as RzooError
     from rzoo.engine.generate import generate as generate, stream as stream
     from rzoo.engine.prompts import prompt_ids as prompt_ids
@@ -32,12 +34,14 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "LM": "rzoo.handle",
     "Completion": "rzoo.engine.rows",
+    "Plan": "rzoo.compile.plan",
     "RzooError": "rzoo.core",
     "Score": "rzoo.engine.score",
     "Session": "rzoo.engine.session",
     "export": "rzoo.checkpoint.save",
     "generate": "rzoo.engine.generate",
     "load": "rzoo.checkpoint.load",
+    "plan": "rzoo.compile.plan",
     "presets": "rzoo.catalog",
     "prompt_ids": "rzoo.engine.prompts",
     "save": "rzoo.checkpoint.training",

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 from jaxtyping import Array
 
 from rzoo.core import RzooError
@@ -43,7 +42,7 @@ class Stage:
 class Pipeline:
     """The stages of one model, in order. It stands in a handle's forms in the place of a single placement."""
 
-    mesh: Mesh
+    mesh: Any
     rules: Rules
     stages: tuple[Stage, ...]
 
@@ -181,7 +180,7 @@ def _of_stage(make: Callable[[int], Cache], stage: Stage) -> Callable[[int], Cac
 
 
 @partial(jax.jit, static_argnames=("blueprint", "layers"), donate_argnames="cache")
-def _through(
+def through_stage(
     blueprint: Blueprint, params: Params, x: Array, cache: Cache | None, *, layers: tuple[int, int]
 ) -> tuple[Array, Cache | None]:
     """One stage: tokens or activations in, activations out, after the final norm where it is the last."""
@@ -225,7 +224,7 @@ class _Run:
         for stage, blueprint, params, cache in zip(self.stages, self.blueprints, self.params, caches, strict=True):
             place = stage.placement
             x = jax.device_put(x, place.shardings(place.spec("btd"[: x.ndim], x.shape)))
-            x, cache = _through(blueprint, params, x, cache, layers=(stage.first, stage.stop))
+            x, cache = through_stage(blueprint, params, x, cache, layers=(stage.first, stage.stop))
             out.append(cache)
         return x, tuple(out)
 

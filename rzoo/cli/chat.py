@@ -291,7 +291,7 @@ def _use_readline() -> None:
         return
     import atexit
 
-    from rzoo.compile.aot import cache_folder
+    from rzoo.compile.folders import cache_folder
 
     file = cache_folder() / "chat_history"
     try:
