@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rzoo.compile.plan import BYTES, Plan
-from rzoo.core import RzooError
+from rzoo.core import RzooError, new_figure, save_figure
 
 HELD = ("weights", "cache", "temp")
 
@@ -127,14 +127,9 @@ def plot(plans: Sequence[Plan], path: str | Path) -> None:
     """Draws bytes per GPU, a stacked bar for each plan, or for each stage of one. Raises RzooError without matplotlib,
     and for a file that it can't write.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        fix = "pip install matplotlib"
-        raise RzooError("a plot needs matplotlib", field="plot", value=str(path), fix=fix) from None
     bars = [bar for plan in plans for bar in _bars(plan)]
-    figure = Figure(figsize=(2 + 1.2 * len(bars), 4), layout="constrained")
-    axes, bottom = figure.subplots(), [0.0] * len(bars)
+    picture = new_figure(figsize=(2 + 1.2 * len(bars), 4), layout="constrained")
+    axes, bottom = picture.subplots(), [0.0] * len(bars)
     for part in HELD:
         heights = [held[part] / 1e9 for _, held in bars]
         axes.bar(range(len(bars)), heights, bottom=bottom, label=part)
@@ -144,10 +139,7 @@ def plot(plans: Sequence[Plan], path: str | Path) -> None:
     axes.set_xticks(range(len(bars)), [name for name, _ in bars], fontsize=7)
     axes.set(ylabel="GB per GPU", title=title(plans[0]) if len(plans) == 1 else None)
     axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise RzooError(f"{path} can't be written: {error}", field="plot", value=str(path)) from None
+    save_figure(picture, path)
 
 
 def _bars(plan: Plan) -> list[tuple[str, dict[str, Any]]]:

@@ -51,7 +51,7 @@ def dtype_named(name: Any) -> Any:
     return known
 
 
-def figure(**settings: Any) -> Any:
+def new_figure(**settings: Any) -> Any:
     """An empty figure of matplotlib's, made without a display. Raises RzooError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
@@ -59,6 +59,15 @@ def figure(**settings: Any) -> Any:
         fix = "pip install 'rzoo[plot]', or leave --plot out"
         raise RzooError("a picture needs matplotlib, which is not installed", field="plot", fix=fix) from None
     return Figure(**settings)
+
+
+def save_figure(picture: Any, path: Any) -> None:
+    """Writes a figure as the kind of file that its name ends in. Raises RzooError where that can't be done."""
+    try:
+        picture.savefig(path)
+    except (OSError, ValueError) as error:
+        fix = "name a file in a folder that exists, such as picture.png"
+        raise RzooError(f"{path} can't be written: {error}", field="plot", value=str(path), fix=fix) from None
 
 
 def closest(name: str, known: list[str]) -> str:

@@ -235,12 +235,12 @@ def plot(result: Mapping[str, Any], path: str | Path) -> None:
 
     The line on each bar is the spread over rounds. Raises RzooError without matplotlib.
     """
-    from rzoo.core import figure
+    from rzoo.core import new_figure, save_figure
 
-    picture = figure(figsize=(9, 3), layout="constrained")
+    picture = new_figure(figsize=(9, 3), layout="constrained")
     for axes, case in zip(picture.subplots(1, len(CASES)), CASES, strict=True):
         speeds = {name: cases[case] for name, cases in result["medians"].items() if case in cases}
         errors = [value * result["spread"][name][case] / 2 for name, value in speeds.items()]
         axes.bar(list(speeds), list(speeds.values()), yerr=errors, capsize=4)
         axes.set(title=case, ylabel="tokens/s")
-    picture.savefig(path)
+    save_figure(picture, path)
