@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from rzoo.core import RzooError
 from rzoo.models import step
 
 Options = tuple[tuple[str, Any], ...]  # XLA's compiler options by name; hashable, so that programs can be shared
@@ -48,8 +49,14 @@ def cpu_fact(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where rzoo keeps what it can make again: $RZOO_CACHE, else rzoo/ in the user's cache folder."""
+    """Where rzoo keeps what it can make again: $RZOO_CACHE, else rzoo/ in the user's cache folder.
+
+    Raises RzooError for a URL, which would else become a folder of that name below the working folder.
+    """
     given = os.environ.get("RZOO_CACHE")
+    if given and "://" in given:
+        fix = "name a folder of this machine; compiled programs alone may be shared, by JAX_COMPILATION_CACHE_DIR"
+        raise RzooError(f"RZOO_CACHE ({given}) is a URL, not a folder", field="RZOO_CACHE", value=given, fix=fix)
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rzoo"
