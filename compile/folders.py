@@ -4,10 +4,18 @@ import os
 import stat
 from pathlib import Path
 
+from rzoo.core import RzooError
+
 
 def cache_folder() -> Path:
-    """Where rzoo keeps what it can make again: $RZOO_CACHE, else rzoo/ in the user's cache folder."""
+    """Where rzoo keeps what it can make again: $RZOO_CACHE, else rzoo/ in the user's cache folder.
+
+    Raises RzooError for a URL, which would else become a folder of that name below the working folder.
+    """
     given = os.environ.get("RZOO_CACHE")
+    if given and "://" in given:
+        fix = "name a folder of this machine; compiled programs alone may be shared, by JAX_COMPILATION_CACHE_DIR"
+        raise RzooError(f"RZOO_CACHE ({given}) is a URL, not a folder", field="RZOO_CACHE", value=given, fix=fix)
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rzoo"
