@@ -28,6 +28,10 @@ class Slot:
         """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
         return Slot(_write(self.keys, keys, starts), _write(self.values, values, starts))
 
+    def written_back(self, new: "Slot", layer: Array, starts: Int[Array, " b"], t: int) -> "Slot":
+        """The slot of a run, [l, …], with the t entries that one of its layers has appended to its own, `new`."""
+        return jax.tree.map(lambda whole, part: _write_back(whole, part, layer, starts, t), self, new)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class LatentSlot:
         """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
         own = None if index_keys is None else _write(self.index_keys, index_keys, starts)
         return LatentSlot(_write(self.latents, latents, starts), own)
+
+    def written_back(self, new: "LatentSlot", layer: Array, starts: Int[Array, " b"], t: int) -> "LatentSlot":
+        """The slot of a run, [l, …], with the t entries that one of its layers has appended to its own, `new`."""
+        return jax.tree.map(lambda whole, part: _write_back(whole, part, layer, starts, t), self, new)
 
 
 @jax.tree_util.register_dataclass
@@ -99,6 +107,15 @@ def _write(
     if old.shape[0] == 1:  # one row: a plain in-place slice; the general form lowers to a scatter
         return jax.lax.dynamic_update_slice(old, new, (0, 0, starts[0], 0))
     return jax.vmap(lambda o, n, start: jax.lax.dynamic_update_slice(o, n, (0, start, 0)))(old, new, starts)
+
+
+def _write_back(whole: Array, part: Array, layer: Array, starts: Array, t: int) -> Array:
+    """Copies the t new entries of each row of one layer, part [b, k, s, c], to their place in whole [l, b, k, s, c]."""
+    if part.shape[0] == 1:  # one row: plain slices; the general form lowers to a gather and a scatter
+        new = jax.lax.dynamic_slice_in_dim(part, starts[0], t, axis=2)
+        return jax.lax.dynamic_update_slice(whole, new[None], (layer, 0, 0, starts[0], 0))
+    rows, at = jnp.arange(part.shape[0])[:, None], starts[:, None] + jnp.arange(t)
+    return whole.at[layer, rows, :, at].set(part[rows, :, at])
 
 
 def empty_slots(

@@ -178,7 +178,11 @@ class Stored(nnx.Variable):
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first axis (embedding look-up), in `numerics.compute`."""
         value = self.get_value()
-        return value.rows(ids, numerics) if isinstance(value, Storage) else value[ids].astype(numerics.compute)
+        if isinstance(value, Storage):
+            return value.rows(ids, numerics)
+        if ids.size == 1:  # XLA turns a look-up of one row into a slice, for which a split table is gathered whole
+            return value[jnp.stack([ids, ids])][0].astype(numerics.compute)
+        return value[ids].astype(numerics.compute)
 
     def dense(self) -> Array:
         """The whole weight as one array: norm scales, biases."""

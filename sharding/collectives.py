@@ -184,6 +184,11 @@ class SplitSlot(Slot):
             self, keys=self._written(self.keys, keys, starts), values=self._written(self.values, values, starts)
         )
 
+    def written_back(self, new: Any, layer: Any, starts: Any, t: int) -> "SplitSlot":
+        """As Slot.written_back; each device copies the entries in its part."""
+        on = OnShards(write_own_back, self.placement, ("lbksc", "bksc", "", "b"), "lbksc")
+        return jax.tree.map(lambda whole, part: on(whole, part, layer, starts, t), self, new)
+
     def _written(self, old: Array, new: Array, starts: Array) -> Array:
         on = OnShards(write_own, self.placement, ("bksc", "bktc", "b"), "bksc")
         return on(old, new, starts)
@@ -193,8 +198,25 @@ def write_own(
     old: Float[Array, "b k s c"], new: Float[Array, "b k t c"], starts: Int[Array, " b"]
 ) -> Float[Array, "b k s c"]:
     """What one device of a group does: entries outside of its positions are dropped."""
-    s, t = old.shape[2], new.shape[2]
-    places = starts[:, None] + jnp.arange(t) - jax.lax.axis_index("group") * s
-    places = jnp.where(places < 0, s, places)
+    places = own_places(starts, new.shape[2], old.shape[2])
     row = lambda own, fresh, at: own.at[:, at].set(fresh.astype(own.dtype), mode="drop")  # noqa: E731
     return jax.vmap(row)(old, new, places)
+
+
+def write_own_back(
+    whole: Float[Array, "l b k s c"],
+    part: Float[Array, "b k s c"],
+    layer: Int[Array, ""],
+    starts: Int[Array, " b"],
+    t: int,
+) -> Float[Array, "l b k s c"]:
+    """What one device of a group does with the entries that a layer of a run has appended."""
+    rows, places = jnp.arange(part.shape[0])[:, None], own_places(starts, t, part.shape[2])
+    new = part.at[rows, :, places].get(mode="clip")
+    return whole.at[layer, rows, :, places].set(new, mode="drop")
+
+
+def own_places(starts: Int[Array, " b"], t: int, s: int) -> Int[Array, "b t"]:
+    """Where a device of a group, with s positions of a cache, keeps t entries from `starts`: s or more for others'."""
+    places = starts[:, None] + jnp.arange(t) - jax.lax.axis_index("group") * s
+    return jnp.where(places < 0, s, places)

@@ -65,6 +65,12 @@ def test_copied_kv_heads_cost_eight_times_the_cache():
     assert plan.figures["cache"].value == pytest.approx(8 * 2**31, rel=1e-3)
 
 
+def test_one_row_gathers_no_weight():
+    plan = rzoo.plan(**ULTRA | {"batch": 1})
+    assert plan.figures["exchanged"].value < 2e7
+    assert plan.figures["temp"].value < 1e8
+
+
 def test_super_fits_one_a100_in_int8_alone():
     refused, fits = (rzoo.plan("super-49b", gpu="a100-80gb", weights=kind) for kind in ("bf16", "int8"))
     assert (refused.fits, fits.fits) == (False, True)

@@ -12,6 +12,7 @@ import pytest
 
 import rzoo
 from rzoo.compile import deviceless, modelled, plan_words, shapes
+from rzoo.compile.aot import prefill_program
 from rzoo.compile.folders import private_folder
 from rzoo.compile.kernels import policy_forms
 from rzoo.compile.targets import TARGETS, target
@@ -19,6 +20,7 @@ from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.attention import partial_sums
 from rzoo.models.registry import abstract_weights, count_parameters, initialize, preset
+from rzoo.models.step import Blueprint
 from rzoo.models.weights import Numerics, Quantized
 from rzoo.sharding.place import place
 from rzoo.sharding.placement import per_device
@@ -285,3 +287,18 @@ def test_shapes_of_weights_split_as_arrays_do():
     found = shapes.placed(shapes.weight_shapes(config, "bf16"), config, modelled.place_of(made))
     for path, value in lm.params.items():
         assert 2 * shapes.device_bytes(found[path]) == max(per_device(value)), path
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_stacked_layers_write_into_a_split_cache_what_a_device_holds(rows):
+    config = dataclasses.replace(TINY["llama"], vocab_size=96)
+    alone = LM(config, initialize(config), policy_forms("exact", "float32"))
+    grouped = place(alone, {"tensor": 4}, "tensor")  # 2 KV heads: positions are split in two
+    ids, counts = np.arange(rows * 12).reshape(rows, 12).astype(np.int32), np.full(rows, 12, np.int32)
+    found = []
+    for lm, stacked in ((alone, False), (grouped, True)):
+        blueprint = Blueprint(config, dataclasses.replace(lm.forms, stacked=stacked))
+        logits, cache = prefill_program()(blueprint, lm.params, ids, counts, blueprint.empty_cache(rows, 32))
+        again, _ = prefill_program()(blueprint, lm.params, ids, counts, cache)
+        found.append((logits, again))
+    assert all(np.allclose(one, other, atol=1e-4) for one, other in zip(*found, strict=True))
