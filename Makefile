@@ -24,7 +24,7 @@ none_collected = { [ $$? -eq 5 ] && echo "rzoo: there is no such test yet"; }
 peer = $(pip) $(1) || echo rzoo: pip can not install $(1) here, going on without it
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-extras test-newest check bench fuzz clean
+.PHONY: help demo test test-extras test-newest check bench reports fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ check: $(VENV)/.dev ## formatting, lint, types
 
 bench: $(VENV)/.bench $(VENV)/.model ## speed against transformers and llama.cpp, as ratios of one run
 	@$(VENV)/bin/rzoo bench smollm2 --json
+
+reports: $(VENV)/.dev ## which real public bug reports the tests hold
+	@$(VENV)/bin/python -m tests.reports
 
 fuzz: $(VENV)/.dev ## broken files and odd prompts, many of them (N=1000 cases a test)
 	@RZOO_FUZZ_CASES=$(N) $(pytest) -m fuzz || $(none_collected)

@@ -53,6 +53,7 @@ def test_forms_of_latent_attention_agree(form, t):
     np.testing.assert_allclose(jax.jit(lambda: form(*given))(), attend_naive(*given), atol=2e-5)
 
 
+@pytest.mark.report("C26")
 def test_the_softmax_scale_is_that_of_the_expanded_key_with_the_square_of_yarns_m():
     assert softmax_scale(DEEPSEEK_V3.rope, 192) == pytest.approx(0.1352337788608801, rel=1e-12)
     assert softmax_scale(DEEPSEEK_V2_LITE.rope, 192) == pytest.approx(0.1147213867929261, rel=1e-12)
@@ -117,6 +118,7 @@ def test_the_differentiable_backends_have_the_same_gradient():
     np.testing.assert_allclose(loss(experts_ragged), loss(experts_reference), atol=1e-4)
 
 
+@pytest.mark.report("C29", "C30", "C32")
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_v3_routing_by_hand(normalize, scale):
@@ -152,6 +154,7 @@ def test_one_group_routes_like_no_groups():
     )
 
 
+@pytest.mark.report("C33")
 def test_weights_of_tiny_scores_survive_a_large_bias():
     logits, bias = jnp.full((1, 8), -18.4).at[0, 3].set(-18.0), jnp.full(8, 12.0).at[3].set(12.5)
     _, weights = route(SigmoidRouting(normalize=False), logits, bias, 2)

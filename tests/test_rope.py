@@ -66,6 +66,7 @@ def test_frequencies_are_the_published_ones(rope, width, expected):
         np.testing.assert_allclose(found[pair], value, rtol=1e-6)
 
 
+@pytest.mark.report("C27")
 def test_yarn_magnitude_is_the_ratio_of_the_mscales():
     both = YarnRope(factor=40.0, original_context=4096, mscale=0.707, mscale_all_dim=0.707)
     assert both.magnitude == 1.0

@@ -62,6 +62,7 @@ def test_a_killed_tuner_goes_on_where_it_was_and_ctrl_c_says_how(tmp_path):
     assert len(names) == len(set(names)) > len(done)
 
 
+@pytest.mark.report("F11", "F12")
 def test_a_flag_that_ends_its_process_is_recorded_and_the_search_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("RZOO_CACHE", str(tmp_path))
     running = Search(tiny("llama"), [Case("decode", 1, 2)], time.monotonic() + 600, lambda line: None)
