@@ -125,7 +125,7 @@ def partial_sums(
     lowest = jnp.full(rows, jnp.finfo(wide).min, wide)  # finite: -inf less -inf is no number
     first = (lowest, jnp.zeros(rows, wide), jnp.zeros((*rows, value_width), wide))
     if size is not None and size >= s:  # asked for in one step: no loop
-        return step(0, first)
+        return step(jnp.int32(0), first)
     used = jnp.minimum((jnp.max(starts) + t + block - 1) // block, s // block)
     return jax.lax.fori_loop(0, used, step, first)
 

@@ -298,7 +298,10 @@ def _core(text: str, source: str) -> tokenizers.Tokenizer:
 def _named_id(core: tokenizers.Tokenizer, token: Any) -> int | None:
     """The id of a token given as its text or as an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
-    return core.token_to_id(text) if isinstance(text, str) else None
+    try:
+        return core.token_to_id(text) if isinstance(text, str) else None
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold and UTF-8 can not
+        return None
 
 
 def _listed_ids(config: dict[str, Any], key: str) -> list[int]:
