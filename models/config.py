@@ -1,5 +1,6 @@
 """Reading a config.json field by field: every mistake names the field, its value and what is supported."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ class HFConfig:
     def number(self, field: str, *, default: Any = MISSING) -> float:
         """A finite number."""
         value = self.get(field, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.wrong(field, value, "must be a finite number")
         return float(value)
 

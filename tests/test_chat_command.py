@@ -78,7 +78,9 @@ def test_a_person_talks_stops_an_answer_looks_back_and_leaves(folder, tmp_path):
     terminal.type("\x03")
     assert "rzoo: stopped; " in terminal.until("(interrupted)")
     terminal.until("> ")
-    terminal.type("unfinished\x03")
+    terminal.type("unfinished")
+    terminal.until("unfinished")  # the line editor listens
+    terminal.type("\x03")
     terminal.until("rzoo: Ctrl-D or /exit leaves")
     terminal.until("> ")
     terminal.type("\x1b[A")  # the line before
