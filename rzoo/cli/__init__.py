@@ -4,7 +4,7 @@ import errno
 import signal
 import sys
 
-from rzoo.cli import answers, files, machine  # noqa: F401  (each adds its commands to the application)
+from rzoo.cli import answers, files, machine, train  # noqa: F401  (each adds its commands to the application)
 from rzoo.cli.common import app
 
 

@@ -5,6 +5,7 @@ resumed ends with the bits of one that was not.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -108,3 +109,50 @@ def curve(folder: str | Path) -> dict[str, Any]:
     """The metrics of a run by name, each a list over its steps, "step" among them."""
     lines = [json.loads(line) for line in _curve_lines(Path(folder))]
     return {name: [line[name] for line in lines] for name in (lines[0] if lines else ())}
+
+
+def draw(folder: str | Path, path: str | Path) -> None:
+    """Draws the loss of a run over its steps, and the load of the busiest expert. Needs matplotlib."""
+    found = curve(folder)
+    if not found:
+        raise RzooError(f"{folder} holds no curve", field="folder", value=str(folder), fix="train into it first")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    axes.semilogy(found["step"], found["loss"], label="loss, nats a token")
+    if "load" in found:
+        axes.semilogy(found["step"], found["load"], label="busiest expert / mean", alpha=0.5)
+    axes.set_xlabel("step")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
+
+
+class Bar:
+    """A progress bar on the terminal with the latest loss; a line each 100 steps where there is no terminal."""
+
+    def __init__(self, name: str, steps: int, *, shown: bool):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.steps, self.name, self.shown = steps, name, shown
+        console = Console(stderr=True)
+        self.lines = shown and not console.is_terminal
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(
+            *columns, TextColumn("{task.fields[words]}"), console=console, disable=not shown or self.lines
+        )
+        self.task = self.bar.add_task(name, total=steps, words="compiling")
+
+    def __enter__(self) -> "Bar":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows a step and its loss."""
+        self.bar.update(self.task, completed=step, words=f"loss {metrics['loss']:.4f}")
+        if self.lines and (step % 100 == 0 or step == self.steps):
+            print(f"{self.name}: step {step} of {self.steps}, loss {metrics['loss']:.4f}", file=sys.stderr, flush=True)
