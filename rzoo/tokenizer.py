@@ -140,6 +140,12 @@ class Tokenizer:
         """The id of the token that is spelled `text` in the vocabulary; None when there is none."""
         return self.core.token_to_id(text)
 
+    def settings(self) -> dict[str, Any]:
+        """What tokenizer_config.json says beside tokenizer.json: the tokens of `bos_id`, `eos_ids`, `pad_id`."""
+        ids = {"bos": self.bos_id, "eos": next(iter(self.eos_ids), None), "pad": self.pad_id}
+        tokens = {f"{name}_token": self.core.id_to_token(i) for name, i in ids.items() if i is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos_token, **tokens}
+
     def to_json(self) -> str:
         """The contents of a tokenizer.json that gives this tokenizer back."""
         return self.core.to_str()
