@@ -125,16 +125,15 @@ def _of_option(case: str, option: tuple[str, Any]) -> Candidate:
 
 def _of_storage(lm: Any) -> Iterator[Candidate]:
     """Joined groups, then each layout for each kind of module."""
-    axes_of = abstract_weights(lm.config)
-    dense = {path: axes for path, (axes, _) in axes_of.items() if isinstance(lm.params[path], jax.Array)}
+    dense = [path for path in abstract_weights(lm.config) if isinstance(lm.params[path], jax.Array)]
     first = dict.fromkeys(of_every_layer(path) for path in dense if group_of(path, lm.params))
     for name in first:
         yield Candidate(f"joined: {name}", partial(_with_joined, name=name))
-    laid = dict.fromkeys(of_every_layer(path) for path, axes in dense.items() if can_be_laid(path, axes))
-    modules: dict[str, list[str]] = {}
-    for name in laid:
-        modules.setdefault(name.rpartition(".")[0].rpartition(".")[2] or name, []).append(name)
     for layout in (name for name in storage.LAYOUTS if name != "rows"):
+        laid = dict.fromkeys(of_every_layer(path) for path in dense if can_be_laid(lm.config, path, layout))
+        modules: dict[str, list[str]] = {}
+        for name in laid:
+            modules.setdefault(name.rpartition(".")[0].rpartition(".")[2] or name, []).append(name)
         for module, names in modules.items():
             entries = tuple((name, layout) for name in names)
             yield Candidate(f"{layout}: {module}", partial(_with_layouts, entries=entries))

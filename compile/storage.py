@@ -25,12 +25,14 @@ ALIGNED = 64  # rows that a padded matrix is a multiple of
 @dataclass(frozen=True)
 class Layout:
     """lay(matrix [n, k]) -> data; restore(data, n) gives the matrix back; multiply(data, x [..., k], numerics) -> [...,
-    n] in `numerics.accumulate`, n rounded up where padded.
+    n] in `numerics.accumulate`, n rounded up where padded. entries(data, ids) -> rows [..., k], where they can be had
+    without the whole matrix: an embedding that is the head, too, lies in these layouts alone.
     """
 
     lay: Callable[[Array], Any]
     restore: Callable[[Any, int], Array]
     multiply: Callable[[Any, Array, Numerics], Array]
+    entries: Callable[[Any, Array], Array] | None = None
 
 
 def _dot(matrix: Array, x: Array, numerics: Numerics) -> Array:
@@ -84,10 +86,18 @@ def _blocks(matrix: Array) -> Array:
     return matrix.reshape(n // rows, rows, k)
 
 
+def _rows_of(matrix: Array, ids: Array) -> Array:
+    return matrix[ids]
+
+
+def _columns_of(matrix: Array, ids: Array) -> Array:
+    return jnp.moveaxis(matrix[:, ids], 0, -1)
+
+
 LAYOUTS: Mapping[str, Layout] = {
-    "rows": Layout(lambda m: m, lambda m, n: m, _dot),
-    "transposed": Layout(lambda m: m.T, lambda m, n: m.T, _dot_transposed),
-    "two_rows": Layout(lambda m: m, lambda m, n: m, _dot_two_rows),
+    "rows": Layout(lambda m: m, lambda m, n: m, _dot, _rows_of),
+    "transposed": Layout(lambda m: m.T, lambda m, n: m.T, _dot_transposed, _columns_of),
+    "two_rows": Layout(lambda m: m, lambda m, n: m, _dot_two_rows, _rows_of),
     "padded": Layout(lambda m: jnp.pad(m, ((0, -m.shape[0] % ALIGNED), (0, 0))), lambda m, n: m[:n], _dot),
     "pieces": Layout(_split, _together, _dot_pieces),
     "widened": Layout(_blocks, lambda m, n: m.reshape(n, -1), _dot_widened),
@@ -137,7 +147,9 @@ class Laid:
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first axis."""
-        return self.dense()[ids].astype(numerics.compute)
+        entries = LAYOUTS[self.layout].entries
+        found = self.dense()[ids] if entries is None or len(self.shape) > 2 else entries(self.data, ids)
+        return found.astype(numerics.compute)
 
     def entry(self, i: Array | int) -> "Laid":
         """Only matrices are laid out, and no stacks of them."""
@@ -226,16 +238,19 @@ def lay_out(config: Any, params: Params, joined: Sequence[str], layouts: Mapping
             out |= {f"{prefix}.{name}": Beside(w.shape) for name, w in zip(names[1:], weights[1:], strict=True)}
     for path, value in out.items():
         name = _name_in(path, layouts)
-        if name and not isinstance(value, Storage) and can_be_laid(path, axes_of[path][0]):
+        if name and not isinstance(value, Storage) and can_be_laid(config, path, layouts[name]):
             out[path] = _laid(value, layouts[name], input_axes(axes_of[path][0]))
     return out
 
 
-def can_be_laid(path: str, axes: Sequence[str]) -> bool:
-    """Whether a weight is one matrix that is multiplied over its inputs alone: no norm, bias, stack or embedding, and
-    none of the two that latent attention multiplies from either side.
+def can_be_laid(config: Any, path: str, layout: str) -> bool:
+    """Whether a weight is one matrix that is multiplied over its inputs alone: no norm, bias or stack, and none of the
+    two that latent attention multiplies from either side; an embedding if it is the head, too.
     """
-    return len(axes) > 1 and "e" not in axes and not path.endswith(("embed", "key_up", "value_up"))
+    axes = abstract_weights(config)[path][0]
+    if path == "embed":
+        return bool(config.tied) and LAYOUTS[layout].entries is not None
+    return len(axes) > 1 and "e" not in axes and not path.endswith(("key_up", "value_up"))
 
 
 def group_of(path: str, params: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -164,6 +164,8 @@ def test_a_wrong_scale_fails_gate_b_and_the_true_one_passes(lm):
     wrong = gates.distances(gates.logits_of(scaled, IDS), expected)
     assert "logit" in gates.beyond(BOUNDS["exact"], wrong)
     assert "kl_mean" in gates.beyond(BOUNDS["stored"], gates.distances(2 * expected, expected))
+    large = 30 * expected / np.abs(expected).max()
+    assert gates.distances(large + 2e-4, large)["logit"] == pytest.approx(2e-4 / 3, rel=1e-2)
     assert gates.beyond(BOUNDS["stored"], gates.distances(expected * np.nan, expected))
 
 

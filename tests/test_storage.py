@@ -47,6 +47,16 @@ def test_a_laid_weight_gives_the_product_of_the_dense_one_and_its_bits_back(layo
     np.testing.assert_allclose(low, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_an_embedding_is_laid_out_only_where_it_is_the_head_too_and_gives_its_rows():
+    tied, untied = (tiny(name) for name in ("llama-tied", "llama"))
+    found = lay_out(tied.config, tied.params, (), {"embed": "transposed"})["embed"]
+    ids = jnp.asarray([[3, 0], [96, 3]])
+    assert isinstance(found, Laid)
+    np.testing.assert_array_equal(found.rows(ids, Numerics()), tied.params["embed"][ids])
+    for model, layout in ((untied, "transposed"), (tied, "pieces")):
+        assert isinstance(lay_out(model.config, model.params, (), {"embed": layout})["embed"], jax.Array)
+
+
 @pytest.fixture(scope="module", params=["llama-biased", "deepseek-v3", "nemotron"])
 def lm(request):
     """A tiny model."""
