@@ -105,13 +105,21 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(core, bos_id=len(alphabet), eos_ids=(len(alphabet) + 1,))
 
 
-def learn(name: str, folder: str | Path, *, steps: int | None = None, seed: int = 0, progress: bool = False) -> LM:
+def learn(
+    name: str,
+    folder: str | Path,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    objective: Objective | None = None,
+) -> LM:
     """Trains a member of the lineage, or goes on with the one in `folder`; progress: a bar on the terminal.
 
     Raises RzooError for an unknown name and for a folder that holds something else.
     """
     wanted = recipe(name) if steps is None else replace(recipe(name), steps=steps)
-    options = {"optimizer": wanted.optimizer(), "objective": OBJECTIVE, "folder": folder}
+    options = {"optimizer": wanted.optimizer(), "objective": objective or OBJECTIVE, "folder": folder}
     with Bar(name, wanted.steps, shown=progress) as bar:
         return fit(untrained(name, seed), partial(batch, wanted, seed), wanted.steps, progress=bar.update, **options)
 
