@@ -159,8 +159,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.record = Record(key_of(self.base))
-        rng = np.random.default_rng(0)
-        self.ids = rng.integers(0, self.base.config.vocab_size, (2, 160)).astype(np.int32)
+        self.ids = gates.sample_ids(self.base)
         self.seen = gates.activations(self.base, self.ids[:1, :8])
         self.expected = gates.float32_logits(self.base, self.ids)
         self.lm, self.work = apply(self.record, self.base), {}
@@ -233,13 +232,12 @@ class Search:
 
     def gate_of_forms(self, candidate: Candidate, choice: Choice, lm: Any) -> dict[str, Any]:
         """Gate (a): the error of what changed, and why it is refused if it is."""
-        numerics, allowed = self.base.forms.numerics, gates.allowed_error(self.base.forms.numerics)
+        allowed = gates.allowed_error(self.base.forms.numerics)
         found, where = gates.weights_error(self.base, lm.params, self.seen)
         for name, form in choice.forms:
-            if name.startswith("attend_"):
-                decode = name == "attend_decode"
-                own = gates.attention_error(kernels.form_named(name, form), self.seen, numerics, decode=decode)
-                found, where = max((found, where), (own, name))
+            found, where = max(
+                (found, where), (gates.form_error(name, kernels.form_named(name, form), self.seen), name)
+            )
         noted: dict[str, Any] = {"error": found}
         return noted if found <= allowed else {**noted, "why": f"{where} differs by {found:.2g}, more than {allowed:g}"}
 

@@ -4,7 +4,7 @@
 (b) the assembled program against float32, within the bound of the policy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,8 @@ from rzoo.compile.precision import Bound
 from rzoo.compile.storage import Joined, Laid, can_be_laid, plain
 from rzoo.models import step
 from rzoo.models.attention import attend
+from rzoo.models.latent import attend_naive
+from rzoo.models.moe import experts_reference
 from rzoo.models.registry import Params
 from rzoo.models.stacking import unstack
 from rzoo.models.weights import FrozenWeight, Numerics, Storage, contract_together, dense_product
@@ -28,6 +30,31 @@ FLOAT32_ERROR, OTHER_ERROR = 5e-6, 1e-3  # largest difference over the largest v
 PADDED = 512  # keys that gate (a) pads to, so that forms in blocks meet several
 ROUNDED = 10.0  # logits up to here may differ by the bound itself, larger ones by as much more: SmolLM2's reach 30
 STEPS = 4  # of the tokens of gate (b), those that run one by one
+
+
+# Field of Forms -> its reference; the fields that begin with its name are forms of the same function.
+REFERENCES: Mapping[str, Callable[..., Array]] = {
+    "attend": attend,
+    "latent_attend": attend_naive,
+    "experts": experts_reference,
+}
+
+# What gate (b) reads where the model has a tokenizer: prose, figures, code and other scripts.
+TEXT = """The baker opens at six, sells 48 loaves before noon and closes when the shelves are empty. On Tuesday it
+rained, so only 31 were sold; she gave 9 to the school and kept the rest for soup. How many loaves went into
+the soup? First count what was baked: 48. Subtract those sold and those given away: 48 - 31 - 9 = 8. The
+answer is 8.
+
+def mean(values):
+    total = 0.0
+    for value in values:
+        total += value
+    return total / max(len(values), 1)
+
+A matrix with m rows and n columns times a vector takes m * n products and reads every entry once, so a small machine
+waits for its memory and not for its arithmetic. Die Katze schläft auf dem warmen Dach. Le train part à sept heures.
+猫は屋根の上で眠っている。 The river is wide, slow and brown in spring; in August one can walk across without wet knees.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,19 +89,23 @@ class Probe:
 
 @dataclass(frozen=True)
 class Seen:
-    """Activations of a model: by weight (einsum, input), and queries, keys and values of each attention."""
+    """Activations of a model: by weight (einsum, input), and by field of Forms the arguments of each call."""
 
     inputs: dict[str, tuple[str, Array]]
-    attention: list[tuple[Array, Array, Array]]
+    calls: dict[str, list[tuple[Any, ...]]]
 
 
 def activations(lm: Any, ids: Any) -> Seen:
     """What meets each matrix and each attention of an unstacked run over ids [b, t]."""
-    seen, heads = {}, []  # type: ignore[var-annotated]
+    seen: dict[str, tuple[str, Array]] = {}
+    calls: dict[str, list[tuple[Any, ...]]] = {name: [] for name in REFERENCES}
 
-    def keep(q, keys, values, *rest):
-        heads.append((q, keys, values))
-        return attend(q, keys, values, *rest)
+    def keeping(name: str) -> Any:
+        def keep(*arguments: Any) -> Array:
+            calls[name].append(arguments)
+            return REFERENCES[name](*arguments)
+
+        return keep
 
     params = {
         path: Probe(value, path, seen)
@@ -82,9 +113,19 @@ def activations(lm: Any, ids: Any) -> Seen:
         else value
         for path, value in plain(unstack(lm.config, lm.params)).items()
     }
-    forms = replace(lm.forms, attend=keep, stacked=False)
+    kept: dict[str, Any] = {name: keeping(name) for name in REFERENCES}
+    forms = replace(lm.forms, stacked=False, **kept)
     step.forward(step.Blueprint(lm.config, forms), params, jnp.asarray(ids))
-    return Seen(seen, heads)
+    return Seen(seen, calls)
+
+
+def sample_ids(lm: Any) -> np.ndarray:
+    """Ids [2, 160] that gate (b) compares on: TEXT, or random ones for a model without a tokenizer."""
+    shape, vocabulary = (2, 160), lm.config.vocab_size
+    if lm.tokenizer is None:
+        return np.random.default_rng(0).integers(0, vocabulary, shape).astype(np.int32)
+    ids = [i for i in lm.tokenizer.encode(TEXT) if i < vocabulary]
+    return np.resize(np.asarray(ids or [0], np.int32), shape)
 
 
 def allowed_error(numerics: Numerics) -> float:
@@ -120,20 +161,37 @@ def _reference(spec: str, x: Array, weight: Array, numerics: Numerics) -> Array:
     return dense_product(spec, x, weight, numerics).astype(numerics.compute)
 
 
-def attention_error(form: Any, seen: Seen, numerics: Numerics, *, decode: bool) -> float:
-    """The largest error of a form of attention on the model's own and on random queries, keys and values."""
-    worst = 0.0
-    for q, keys, values in (seen.attention[0], seen.attention[-1]):
-        room = -keys.shape[2] % PADDED
-        keys, values = (jnp.pad(a, ((0, 0), (0, 0), (0, room), (0, 0))) for a in (keys, values))
-        t = 1 if decode else q.shape[1]
-        own = (q[:, -t:], keys, values)
-        noise = tuple(jax.random.normal(jax.random.key(i), a.shape, a.dtype) for i, a in enumerate(own))
-        for given, end in ((own, q.shape[1]), (noise, keys.shape[2])):
-            starts = jnp.full(q.shape[0], end - t, jnp.int32)
-            run = lambda f, g=given, s=starts: f(*g, s, q.shape[-1] ** -0.5, numerics)  # noqa: B023, E731
-            worst = max(worst, error(jax.jit(run, static_argnums=0)(form), run(attend)))
+def form_error(field: str, form: Any, seen: Seen) -> float:
+    """The largest error of the form in a field of Forms, on what the model gave its reference and on random numbers."""
+    name = next((name for name in REFERENCES if field.startswith(name)), None)
+    if name is None:  # no function of arrays: stacking
+        return 0.0
+    make = _expert_arguments if name == "experts" else partial(_attention_arguments, decode=field.endswith("decode"))
+    worst, calls = 0.0, seen.calls[name]
+    for arguments in (calls[0], calls[-1]):
+        for given in make(arguments):
+            worst = max(worst, error(form(*given), REFERENCES[name](*given)))
     return worst
+
+
+def _attention_arguments(arguments: tuple[Any, ...], *, decode: bool) -> Iterator[tuple[Any, ...]]:
+    """The queries of a call, or of decode the last one, on keys (and values, or latents) padded to several blocks."""
+    q, *cached = (a for a in arguments if isinstance(a, jax.Array) and a.ndim == 4)
+    room = ((0, 0), (0, 0), (0, -cached[0].shape[2] % PADDED), (0, 0))
+    t = 1 if decode else q.shape[1]
+    own = (q[:, -t:], *(jnp.pad(a, room) for a in cached))
+    noise = tuple(jax.random.normal(jax.random.key(i), a.shape, a.dtype) for i, a in enumerate(own))
+    *stored, _, scale, numerics = arguments[len(own) :]
+    for given, end in ((own, q.shape[1]), (noise, own[1].shape[2])):
+        yield *given, *stored, jnp.full(q.shape[0], end - t, jnp.int32), scale, numerics
+
+
+def _expert_arguments(arguments: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """All tokens of a call, its first alone, and random ones."""
+    x, indices, weights, *rest = arguments
+    yield arguments
+    yield x[:1], indices[:1], weights[:1], *rest
+    yield jax.random.normal(jax.random.key(0), x.shape, x.dtype), indices, weights, *rest
 
 
 def error(found: Array, expected: Array) -> float:

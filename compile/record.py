@@ -21,7 +21,7 @@ import jaxlib
 from rzoo.compile import kernels, storage
 from rzoo.compile.aot import Options, cpu_fact, decode_options, private_folder
 from rzoo.compile.storage import lay_out, plain
-from rzoo.core import RzooError
+from rzoo.core import RzooError, figure
 from rzoo.models import attention, latent, moe, weights
 from rzoo.models.stacking import stack, unstack
 
@@ -177,20 +177,20 @@ def _finite(value: Any) -> Any:
 
 
 def draw(record: Record, path: str | Path) -> None:
-    """Draws each candidate's ratio to its incumbent with its bounds, one panel a case. Needs matplotlib."""
-    from matplotlib.figure import Figure
-
+    """Draws each candidate's ratio to its incumbent with its bounds, one panel a case. Raises RzooError without
+    matplotlib.
+    """
     timed = [entry for entry in record.candidates if entry.get("times")]
     cases = sorted({case for entry in timed for case in entry["times"]})
-    figure = Figure(figsize=(4 * max(1, len(cases)), 1 + 0.2 * len(timed)), layout="constrained")
-    for axes, case in zip(figure.subplots(1, max(1, len(cases)), squeeze=False)[0], cases, strict=False):
+    picture = figure(figsize=(4 * max(1, len(cases)), 1 + 0.2 * len(timed)), layout="constrained")
+    for axes, case in zip(picture.subplots(1, max(1, len(cases)), squeeze=False)[0], cases, strict=False):
         shown = [(entry["name"], entry["times"][case]) for entry in timed if case in entry["times"]]
         for name, found in shown:
             axes.plot([found["low"], found["high"]], [name, name], color="grey")
             axes.plot(found["ratio"], name, "o", color={"win": "green"}.get(found["word"], "black"))
         axes.axvline(1.0, linewidth=0.5)
         axes.set(title=case, xlabel="incumbent / candidate")
-    figure.savefig(path)
+    picture.savefig(path)
 
 
 def read(path: Path) -> Record:

@@ -22,6 +22,7 @@ from rzoo.compile.kernels import policy_forms
 from rzoo.compile.record import Record
 from rzoo.compile.storage import plain
 from rzoo.compile.workload import HELD, Case, Work
+from rzoo.core import figure
 from rzoo.models.registry import abstract_weights
 from rzoo.models.stacking import unstack
 from rzoo.models.weights import Numerics
@@ -186,12 +187,10 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def plot(found: Mapping[str, Any], path: str | Path) -> None:
-    """Draws the roofline of this machine and each phase below it. Needs matplotlib."""
-    from matplotlib.figure import Figure
-
+    """Draws the roofline of this machine and each phase below it. Raises RzooError without matplotlib."""
     machine = found["machine"]
     read, rate = machine["read_bytes_per_second"], machine["matrix_flops_per_second"]
-    axes = Figure(figsize=(6, 4), layout="constrained").subplots()
+    axes = figure(figsize=(6, 4), layout="constrained").subplots()
     at = [0.1, rate / read, 1e4]
     axes.loglog(at, [min(rate, read * x) for x in at], color="black")
     for group, mark in (("untuned", "x"), ("phases", "o")):

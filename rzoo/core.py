@@ -56,6 +56,16 @@ def dtype_named(name: Any) -> Any:
     return known
 
 
+def figure(**settings: Any) -> Any:
+    """An empty figure of matplotlib's, made without a display. Raises RzooError where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        fix = "pip install 'rzoo[plot]', or leave --plot out"
+        raise RzooError("a picture needs matplotlib, which is not installed", field="plot", fix=fix) from None
+    return Figure(**settings)
+
+
 def closest(name: str, known: list[str]) -> str:
     """A half-sentence naming the entries of `known` that look like `name`, or all of them when none does."""
     import difflib

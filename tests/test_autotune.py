@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from jax.experimental.compilation_cache import compilation_cache
 
 from rzoo.compile import gates, kernels
@@ -21,6 +22,7 @@ from rzoo.core import RzooError
 from rzoo.models.attention import attend
 from rzoo.models.registry import initialize
 from rzoo.sharding.place import place
+from rzoo.tokenizer import Tokenizer
 from tests.test_every_model import IDS, tiny
 from tests.tiny import DIVISIBLE
 
@@ -132,6 +134,27 @@ def test_what_fails_is_recorded_and_the_search_goes_on(lm, monkeypatch):
     assert "times" in running.record.candidates[-1]
     kept = json.loads(path_of(running.record.key).read_text(), parse_constant=pytest.fail)
     assert [entry["name"] for entry in kept["candidates"]] == list(results)
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_forms_of_latent_attention_and_experts_pass_gate_a_and_a_planted_error_does_not(decode):
+    seen = gates.activations(tiny("deepseek-v3"), IDS[:1, :8])
+    fields = ["latent_attend_decode" if decode else "latent_attend_prefill", "experts_cached"]
+    for field in fields:
+        for name, form in kernels.FORMS[field].items():
+            assert gates.form_error(field, form, seen) <= gates.FLOAT32_ERROR, (field, name)
+        wrong = lambda *given, right=kernels.FORMS[field]["reference"]: 1.01 * right(*given)  # noqa: E731
+        assert gates.form_error(field, wrong, seen) == pytest.approx(0.01, rel=1e-3)
+    assert gates.form_error("stacked", True, seen) == 0.0
+
+
+def test_gate_b_reads_text_where_there_is_a_tokenizer(lm):
+    known = {chr(i): i for i in range(lm.config.vocab_size)}
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE(known, [])))
+    read, drawn = gates.sample_ids(replace(lm, about=replace(lm.about, tokenizer=tokenizer))), gates.sample_ids(lm)
+    assert read.shape == drawn.shape == (2, 160)
+    assert read.reshape(-1)[:100].tolist() == [known[c] for c in gates.TEXT if c in known][:100]
+    assert drawn.min() >= 0 and drawn.max() < lm.config.vocab_size
 
 
 def test_a_killed_search_goes_on_from_its_record(lm):

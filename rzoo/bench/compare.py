@@ -233,14 +233,14 @@ def table(result: Mapping[str, Any]) -> str:
 def plot(result: Mapping[str, Any], path: str | Path) -> None:
     """Draw what `bench` returned to the file `path`: one group of bars per case, one bar per engine, in tokens/s.
 
-    Needs matplotlib. The line on each bar is the spread over rounds.
+    The line on each bar is the spread over rounds. Raises RzooError without matplotlib.
     """
-    from matplotlib.figure import Figure
+    from rzoo.core import figure
 
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    for axes, case in zip(figure.subplots(1, len(CASES)), CASES, strict=True):
+    picture = figure(figsize=(9, 3), layout="constrained")
+    for axes, case in zip(picture.subplots(1, len(CASES)), CASES, strict=True):
         speeds = {name: cases[case] for name, cases in result["medians"].items() if case in cases}
         errors = [value * result["spread"][name][case] / 2 for name, value in speeds.items()]
         axes.bar(list(speeds), list(speeds.values()), yerr=errors, capsize=4)
         axes.set(title=case, ylabel="tokens/s")
-    figure.savefig(path)
+    picture.savefig(path)

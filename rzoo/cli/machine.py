@@ -1,11 +1,15 @@
 """`rzoo tune | report | bench`: a model on this machine."""
 
+import signal
 import sys
-from typing import Annotated
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, TextIO
 
 import typer
 
-from rzoo.cli.common import AsJson, Dtype, Model, Policy, app, print_json
+from rzoo.cli.common import AsJson, Dtype, Model, Policy, app, print_json, say
 
 
 @app.command()
@@ -25,12 +29,38 @@ def tune(
     from rzoo.compile.record import draw, to_json
 
     lm = rzoo.load(model, dtype=dtype, policy=policy, kl=kl, record=False)
-    say = lambda line: print(line, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731
-    tuned = rzoo.tune(lm, budget, batches=batch or (1, 8), resume=resume, progress=say)
+    rzoo.tune  # noqa: B018  (imports what it needs)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with _lines_above_a_bar(budget, sys.stderr if as_json else sys.stdout) as show:
+            tuned = rzoo.tune(lm, budget, batches=batch or (1, 8), resume=resume, progress=show)
+    except KeyboardInterrupt:
+        say("rzoo: stopped; what was tried is kept: the same command with --resume goes on", file=sys.stderr)
+        raise
     if as_json:
         print_json(to_json(tuned.record))
     if plot is not None:
         draw(tuned.record, plot)
+
+
+@contextmanager
+def _lines_above_a_bar(seconds: float, file: TextIO) -> Iterator[Callable[[str], None]]:
+    """A function that prints a line; on a terminal, above a bar of the time that is used."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    if not file.isatty():
+        yield lambda line: print(line, file=file, flush=True)
+        return
+    columns = (TextColumn("tuning"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} s"))
+    with Progress(*columns, console=Console(file=file), transient=True) as bar:
+        task, start = bar.add_task("", total=seconds), time.monotonic()
+
+        def show(line: str) -> None:
+            bar.console.print(line, markup=False, highlight=False)
+            bar.update(task, completed=time.monotonic() - start)
+
+        yield show
 
 
 @app.command()
