@@ -1,7 +1,7 @@
 """Forms of the hot operations: which functions a model runs on where no tuning record says otherwise."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ from jaxtyping import Array
 from rzoo.compile.precision import numerics_by_kind
 from rzoo.core import RzooError, closest
 from rzoo.models.attention import attend, attend_in_blocks
+from rzoo.models.covering import AttendCovering, LatentAttendCovering
+from rzoo.models.dynamic import attend_gathered, attend_masked, attend_masked_in_blocks, choose, choose_in_blocks
 from rzoo.models.forms import Forms
 from rzoo.models.latent import attend_absorbed, attend_absorbed_in_blocks, attend_naive, attend_naive_in_blocks
 from rzoo.models.moe import experts_in_tiles, experts_one_by_one, experts_ragged, experts_reference
@@ -33,6 +35,8 @@ def default_forms(numerics: Numerics, numerics_of: tuple[tuple[str, Numerics], .
         attend_decode=attend_in_blocks,
         latent_attend_prefill=attend_naive_in_blocks,
         latent_attend_decode=attend_absorbed_in_blocks,
+        choose_cached=choose_in_blocks,
+        sparse_attend_cached=sparse_by_length,
         experts_cached=experts_by_count,
     )
 
@@ -53,6 +57,17 @@ def experts_by_count(x: Array, *arguments: Any) -> Array:
     V3-mini on 2 Zen 5 cores, tokens/s at batch 1: 106 one by one, 85 in tiles; at batch 2: 81, 102.
     """
     return (experts_one_by_one if x.shape[0] <= ONE_BY_ONE else experts_in_tiles)(x, *arguments)
+
+
+def sparse_by_length(q: Array, latents: Array, key_up: Any, value_up: Any, chosen: Array, *arguments: Any) -> Array:
+    """Gathered where that is less work than all keys masked; signature in dynamic.py.
+
+    A key that is expanded takes c+p+z products a head, one that is met as a latent m+r (3.4 times as many for V3).
+    """
+    (_, nope, rank), value_width, m = key_up.shape, value_up.shape[1], latents.shape[-1]
+    masked, gathered = (nope + m - rank + value_width) * latents.shape[2], (m + rank) * chosen.shape[2]
+    form = attend_gathered if q.shape[1] == 1 or gathered < masked else attend_masked_in_blocks
+    return form(q, latents, key_up, value_up, chosen, *arguments)
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,12 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
         "naive in blocks": attend_naive_in_blocks,
         "absorbed in blocks": attend_absorbed_in_blocks,
     },
+    "choose_cached": {"reference": choose, "in blocks": choose_in_blocks},
+    "sparse_attend_cached": {
+        "reference": attend_masked,
+        "masked in blocks": attend_masked_in_blocks,
+        "gathered": attend_gathered,
+    },
     "experts_cached": {
         "reference": experts_reference,
         "one by one": experts_one_by_one,
@@ -105,9 +126,34 @@ GPU_FORMS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# Forms that change results beyond rounding: no tuner tries them, they are asked for by name or by `covering`.
+_COVERING = {f"covering {share}": AttendCovering(share=share) for share in (0.9, 0.95, 0.99, 1.0)}
+_LATENT_COVERING = {name: LatentAttendCovering(form) for name, form in _COVERING.items()}
+LOSSY_FORMS: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("attend", "attend_prefill", "attend_decode"), _COVERING),
+    **dict.fromkeys(("latent_attend", "latent_attend_prefill", "latent_attend_decode"), _LATENT_COVERING),
+}
+
+
+def covering(lm: Any, share: float, *, size: int = 64, most: int | None = None, estimate: str = "bound") -> Any:
+    """The handle with attention that reads blocks of keys until they cover a share of it (models/covering.py).
+
+    It is a handle of policy fast: results differ from exact. Attention that an indexer chooses for stays as it is.
+    Raises RzooError for values out of range, and for a handle that lies on a mesh.
+    """
+    if lm.mesh is not None:
+        words = "covering: this model lies on a mesh, whose forms would be lost"
+        raise RzooError(words, field="mesh", fix="take a handle on one device")
+    form = AttendCovering(share=share, size=size, most=most, estimate=estimate)
+    names = ("attend", "attend_prefill", "attend_decode")
+    changed: dict[str, Any] = dict.fromkeys(names, form)
+    changed |= dict.fromkeys((f"latent_{name}" for name in names), LatentAttendCovering(form))
+    return replace(lm, forms=replace(lm.forms, **changed), policy="fast", record=None)
+
+
 def form_named(field: str, name: str) -> Any:
     """The form of a field that a record names. Raises RzooError with close names for an unknown one."""
-    known = {**FORMS.get(field, {}), **GPU_FORMS.get(field, {})}
+    known = {**FORMS.get(field, {}), **GPU_FORMS.get(field, {}), **LOSSY_FORMS.get(field, {})}
     if name not in known:
         what = f"form {field} ({name})"
         raise RzooError(f"{what} is unknown; {closest(name, [*known] or [*FORMS])}", field=field, value=name)
@@ -118,6 +164,7 @@ def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str,
     """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone."""
     names = {path.rpartition(".")[2] for path in abstract_weights(config)}
     used = {"attend_": "k" in names, "latent_": "key_up" in names, "experts_": "expert_gate" in names}
+    used |= dict.fromkeys(("choose", "sparse_"), "head_weight" in names)
     found = {
         field: dict(forms)
         for field, forms in FORMS.items()

@@ -99,7 +99,7 @@ def flops_of(work: Work) -> float:
 
 def _met(path: str, shape: tuple[int, ...], config: Any) -> float:
     """Numbers of a weight that one token meets: of the experts the chosen ones; the head is counted apart."""
-    if path in ("embed", "head"):
+    if path in ("embed", "head") or path.startswith("mtp_module."):
         return 0.0
     experts = getattr(config, "experts", None)
     return math.prod(shape) * (experts.active / experts.count if "expert_" in path and experts else 1.0)
@@ -127,7 +127,8 @@ def bytes_of(work: Work) -> float:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(value))
         if "expert_" in path and experts:
             size *= min(1.0, tokens * experts.active / experts.count)
-        read += size if path != "embed" or tied else 0
+        unread = path.startswith("mtp_module.") or (path == "embed" and not tied)
+        read += 0 if unread else size
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(work.cache.slots)) / work.cache.capacity
     return read + held * (HELD if work.case.phase == "decode" else work.case.tokens)
 

@@ -24,11 +24,12 @@ def attend(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b t h z"]:
-    """The reference: all scores at once, softmax in `numerics.accumulate`."""
-    grouped = _by_kv_head(q, keys.shape[1])
-    weights = probabilities(grouped, keys, starts, scale, numerics)
-    return _by_query_head(numerics.dot("bkgts,bksz->bkgtz", weights, values))
+    """The reference: all scores at once, softmax in `numerics.accumulate`. seen: the only positions of each query."""
+    grouped = by_kv_head(q, keys.shape[1])
+    weights = probabilities(grouped, keys, starts, scale, numerics, seen)
+    return by_query_head(numerics.dot("bkgts,bksz->bkgtz", weights, values))
 
 
 def probabilities(
@@ -37,11 +38,13 @@ def probabilities(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b k g t s"]:
     """Softmax over the visible keys of each query."""
     scores = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, keys) * scale
-    visible = _visible(starts, grouped.shape[3], jnp.arange(keys.shape[2]))
-    return jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    allowed = visible(starts, grouped.shape[3], jnp.arange(keys.shape[2]))
+    allowed = allowed if seen is None else allowed & seen
+    return jax.nn.softmax(jnp.where(allowed[:, None, None], scores, -jnp.inf), axis=-1)
 
 
 def attend_in_blocks(
@@ -76,12 +79,13 @@ def attend_to_blocks(
     scale: float,
     numerics: Numerics,
     size: int | None = None,
+    seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b t h z"]:
     """Attention to s positions whose keys [b, k, size, c] and values [b, k, size, z] come from key_block(start, size),
-    one block after another.
+    one block after another; seen: the only ones of each query.
     """
-    _, total, out = partial_sums(q, key_block, kv_heads, s, value_width, starts, scale, numerics, size)
-    return _by_query_head((out / total[..., None]).astype(q.dtype))
+    _, total, out = partial_sums(q, key_block, kv_heads, s, value_width, starts, scale, numerics, size, seen)
+    return by_query_head((out / total[..., None]).astype(q.dtype))
 
 
 def partial_sums(
@@ -94,19 +98,23 @@ def partial_sums(
     scale: float,
     numerics: Numerics,
     size: int | None = None,
+    seen: Bool[Array, "b t s"] | None = None,
 ) -> tuple[Float[Array, "b k g t"], Float[Array, "b k g t"], Float[Array, "b k g t z"]]:
     """The softmax of attend_to_blocks before its division: largest score, sum of exp(score - largest), and the values
     weighted by it. Where a query sees none of the keys the sums are 0; `starts` may be negative.
     """
     t = q.shape[1]
     block = block_of(t, s, size)
-    grouped = _by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
+    grouped = by_kv_head(q, kv_heads) * jnp.asarray(scale, q.dtype)
 
     def step(j, carry):
         top, total, out = carry
         block_keys, block_values = key_block(j * block, block)
         scores = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, block_keys)
-        scores = jnp.where(_visible(starts, t, j * block + jnp.arange(block)), scores, -jnp.inf)
+        allowed = visible(starts, t, j * block + jnp.arange(block))
+        if seen is not None:
+            allowed &= jax.lax.dynamic_slice_in_dim(seen, j * block, block, axis=2)
+        scores = jnp.where(allowed[:, None, None], scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights, shrink = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
         new = numerics.dot_accumulated("bkgts,bksz->bkgtz", weights, block_values)
@@ -126,17 +134,20 @@ def block_of(t: int, s: int, size: int | None = None) -> int:
     return wanted if s % wanted == 0 else s
 
 
-def _visible(starts: Int[Array, " b"], t: int, key_positions: Int[Array, " s"]) -> Bool[Array, "b 1 1 t s"]:
+def visible(starts: Int[Array, " b"], t: int, key_positions: Int[Array, " s"]) -> Bool[Array, "b t s"]:
+    """Which of these positions each of t queries may see: those up to its own."""
     query_positions = starts[:, None] + jnp.arange(t)
-    return (key_positions[None, None, :] <= query_positions[:, :, None])[:, None, None]
+    return key_positions[None, None, :] <= query_positions[:, :, None]
 
 
-def _by_kv_head(q: Float[Array, "b t h c"], kv_heads: int) -> Float[Array, "b k g t c"]:
+def by_kv_head(q: Float[Array, "b t h c"], kv_heads: int) -> Float[Array, "b k g t c"]:
+    """Queries in groups by the key/value head that serves them."""
     b, t, h, c = q.shape
     return q.reshape(b, t, kv_heads, h // kv_heads, c).transpose(0, 2, 3, 1, 4)
 
 
-def _by_query_head(out: Float[Array, "b k g t z"]) -> Float[Array, "b t h z"]:
+def by_query_head(out: Float[Array, "b k g t z"]) -> Float[Array, "b t h z"]:
+    """The inverse, of what attention gives."""
     b, k, g, t, z = out.shape
     return out.transpose(0, 3, 1, 2, 4).reshape(b, t, k * g, z)
 
@@ -147,9 +158,10 @@ def attention_probabilities(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b h t s"]:
     """What each query of each head gives to each key, for observation."""
-    by_group = probabilities(_by_kv_head(q, keys.shape[1]), keys, starts, scale, numerics)
+    by_group = probabilities(by_kv_head(q, keys.shape[1]), keys, starts, scale, numerics, seen)
     b, k, g, t, s = by_group.shape
     return by_group.reshape(b, k * g, t, s)
 

@@ -32,13 +32,23 @@ class Slot:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentSlot:
-    """Cached latents and shared keys of one layer with latent attention, [b, 1, s, r+p]: no values per head."""
+    """Cached latents and shared keys of one layer with latent attention, [b, 1, s, r+p]: no values per head.
+
+    index_keys [b, 1, s, x]: of its indexer, None where it has none.
+    """
 
     latents: Any
+    index_keys: Any = None
 
-    def append(self, latents: Float[Array, "b 1 t m"], starts: Int[Array, " b"]) -> "LatentSlot":
+    def append(
+        self,
+        latents: Float[Array, "b 1 t m"],
+        starts: Int[Array, " b"],
+        index_keys: Float[Array, "b 1 t x"] | None = None,
+    ) -> "LatentSlot":
         """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
-        return LatentSlot(_write(self.latents, latents, starts))
+        own = None if index_keys is None else _write(self.index_keys, index_keys, starts)
+        return LatentSlot(_write(self.latents, latents, starts), own)
 
 
 @jax.tree_util.register_dataclass
@@ -93,6 +103,10 @@ def empty_slots(
     return tuple(make)
 
 
-def empty_latent_slots(count: int, batch: int, capacity: int, width: int, dtype: Any) -> tuple:
-    """`count` zeroed slots of `width` = r+p values a token."""
-    return tuple(LatentSlot(jnp.zeros((batch, 1, capacity, width), dtype)) for _ in range(count))
+def empty_latent_slots(
+    count: int, batch: int, capacity: int, width: int, dtype: Any, index_width: int | None = None
+) -> tuple:
+    """`count` zeroed slots of `width` = r+p values a token, and `index_width` = x more of the indexer."""
+    zeros = lambda size: jnp.zeros((batch, 1, capacity, size), dtype)  # noqa: E731
+    own = lambda: None if index_width is None else zeros(index_width)  # noqa: E731
+    return tuple(LatentSlot(zeros(width), own()) for _ in range(count))

@@ -2,8 +2,9 @@
 
 Sources: DeepSeek-V2 (2024), DeepSeek-V3 (2024), DeepSeek-R1 (2025) and the configs published with them. A pre-norm
 decoder as Llama's, but attention keeps one small latent a token (latent.py), and from layer `dense_layers` on the
-feed-forward is a mixture of experts (moe.py). V2 differs in the routing alone; V2-Lite also has no query latent. The
-module for predicting a second token, stored as one more layer, is no part of the model here.
+feed-forward is a mixture of experts (moe.py). V2 differs in the routing alone; V2-Lite also has no query latent; V3.2
+attends to chosen positions (dynamic.py). The module that predicts a second token (mtp.py), which files store as one
+more layer, is part of the model only where its config says so.
 """
 
 from collections.abc import Mapping
@@ -18,16 +19,22 @@ from rzoo.core import RzooError
 from rzoo.models import llama
 from rzoo.models.cache import Cache, LatentSlot, empty_latent_slots
 from rzoo.models.config import HFConfig, positive
+from rzoo.models.dynamic import IndexerConfig
 from rzoo.models.forms import Forms
 from rzoo.models.latent import softmax_scale
 from rzoo.models.layers import GatedMLP, LatentAttention, MixtureOfExperts, RMSNorm
 from rzoo.models.moe import Routing, SigmoidRouting, SoftmaxRouting
+from rzoo.models.mtp import MTPModule, with_mtp_names
 from rzoo.models.names import WeightName
 from rzoo.models.rope import DefaultRope, Rope, Rotation, YarnRope
 from rzoo.models.rope_config import read_gguf_rope, read_rope, single, write_rope
 from rzoo.models.weights import weight
 
-KINDS = {"deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
+KINDS = {
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,8 @@ class ExpertsConfig:
 class DeepSeekConfig:
     """Sizes of one model. ffn_width: of the dense layers. nope_width, rope_width: the parts of a query without and with
     position; value_width: of a head's value. q_rank, kv_rank: of the latents (q_rank None: no query latent).
-    mtp_layers: layers past the last one that files hold for predicting further tokens.
+    indexer: of V3.2's sparse attention. mtp_layers: layers past the last one that files hold for predicting further
+    tokens. mtp: the first of them is part of this model; no config.json says so, it is asked for at loading.
     """
 
     kind: str = "deepseek_v3"
@@ -81,11 +89,13 @@ class DeepSeekConfig:
     rope_width: int
     value_width: int
     experts: ExpertsConfig | None
+    indexer: IndexerConfig | None = None
     rope: Rope = DefaultRope()
     norm_eps: float = 1e-6
     context: int = 4096
     tied: bool = False
     mtp_layers: int = 0
+    mtp: bool = False
 
     def __post_init__(self) -> None:
         positive(self, "vocab_size", "width", "ffn_width", "layers", "heads", "kv_rank", "context")
@@ -94,6 +104,20 @@ class DeepSeekConfig:
             positive(self, "q_rank")
         if self.rope_width % 2:
             raise RzooError(f"rope_width ({self.rope_width}) must be even", field="rope_width", value=self.rope_width)
+        if self.mtp and not self.mtp_layers:
+            words = (
+                "mtp: this model has no module for multi-token prediction (mtp_layers, num_nextn_predict_layers, is 0)"
+            )
+            raise RzooError(words, field="mtp", value=True, fix="leave mtp out")
+        if self.indexer is not None:
+            self._check_indexer(self.indexer)
+
+    def _check_indexer(self, indexer: IndexerConfig) -> None:
+        if self.q_rank is None:
+            raise RzooError("indexer: a model with one must have a q_rank (q_lora_rank)", field="q_rank", value=None)
+        if indexer.width < self.rope_width:
+            problem = f"indexer width (index_head_dim {indexer.width}) must be at least rope_width ({self.rope_width})"
+            raise RzooError(problem, field="indexer", value=indexer.width)
 
     def is_mixture(self, layer: int) -> bool:
         """Whether a layer has a mixture of experts."""
@@ -101,7 +125,7 @@ class DeepSeekConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "DeepSeekConfig":
-        """Reads a config.json of model_type deepseek_v3 or deepseek_v2, in the spelling of transformers 4 or 5.
+        """Reads a config.json of one of KINDS, in the spelling of transformers 4 or 5.
 
         Raises RzooError naming the field that is absent, malformed, contradictory or not supported.
         """
@@ -123,6 +147,7 @@ class DeepSeekConfig:
             rope_width=hf.count("qk_rope_head_dim"),
             value_width=hf.count("v_head_dim"),
             experts=_read_experts(hf),
+            indexer=IndexerConfig.from_hf(hf) if hf.text("model_type") == "deepseek_v32" else None,
             rope=read_rope(config, context=context),
             norm_eps=hf.number("rms_norm_eps", default=1e-6),
             context=context,
@@ -192,6 +217,7 @@ class DeepSeekConfig:
             "attention_bias": False,
             "num_nextn_predict_layers": self.mtp_layers,
             **_write_experts(self.experts, self.layers),
+            **(self.indexer.to_hf() if self.indexer else {}),
             **write_rope(self.rope, spelling=spelling),
         }
 
@@ -203,6 +229,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "rope_interleave": (True, None),
     "pretraining_tp": (1, None),
     "ep_size": (1, None),
+    "indexer_rope_interleave": (False, None),
 }
 
 
@@ -211,7 +238,7 @@ def _read_experts(hf: HFConfig) -> ExpertsConfig | None:
     count = hf.count("n_routed_experts", default=hf.get("num_local_experts", 0), least=0)
     if not count:
         return None
-    v3 = hf.text("model_type") == "deepseek_v3"
+    v3 = hf.text("model_type") != "deepseek_v2"
     hf.refuse("scoring_func", allowed=("sigmoid" if v3 else "softmax", None))
     hf.refuse("topk_method", allowed=("noaux_tc", None) if v3 else ("greedy", "group_limited_greedy", None))
     groups = hf.count("n_group", default=1)
@@ -311,6 +338,7 @@ class Block(nnx.Module):
             kv_rank=config.kv_rank,
             scale=softmax_scale(config.rope, config.nope_width + config.rope_width),
             eps=config.norm_eps,
+            indexer=config.indexer,
             forms=forms,
             rngs=rngs,
         )
@@ -353,6 +381,9 @@ class DeepSeek(llama.Llama):
         self.layers = nnx.List([Block(config, i, forms=forms, rngs=rngs) for i in range(config.layers)])
         self.norm = RMSNorm(config.width, eps=config.norm_eps, forms=forms, rngs=rngs)
         self.head = None if config.tied else weight("vd", (config.vocab_size, config.width), rngs)
+        own = lambda: Block(config, config.layers, forms=forms, rngs=rngs)  # noqa: E731
+        more: dict[str, Any] = {"eps": config.norm_eps, "forms": forms, "rngs": rngs}
+        self.mtp_module: Any = MTPModule(config.width, block=own(), **more) if config.mtp else None
         self.config, self.forms = config, forms
 
     @property
@@ -360,16 +391,50 @@ class DeepSeek(llama.Llama):
         """The part of a query that has a position."""
         return self.config.rope_width
 
+    def mtp(self, hidden: Float[Array, "b t d"], tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+        """Logits of the token two after each position, from its hidden state (as of hidden_states) and the token that
+        follows it: of ids, mtp(hidden[:, :-1], ids[:, 1:]) says what comes at 2, 3, …
+
+        Raises RzooError where the model was loaded without the module.
+        """
+        return self.logits(self.mtp_states(hidden, tokens)[0])
+
+    def mtp_states(
+        self,
+        hidden: Float[Array, "b t d"],
+        tokens: Int[Array, "b t"],
+        cache: Cache | None = None,
+        counts: Int[Array, " b"] | None = None,
+    ) -> tuple[Float[Array, "b t d"], Cache | None]:
+        """The states that these logits are made from, which stand for the hidden ones of the next position when a
+        further token is guessed; cache (one slot of the module's own) and counts as in hidden_states.
+        """
+        if self.mtp_module is None:
+            words = "this model has no module for multi-token prediction"
+            raise RzooError(words, field="mtp", fix="load one that has it with mtp=True")
+        starts, at = self.places(hidden, cache, counts)
+        embedded = self.embed.rows(tokens, self.forms.numerics)
+        states, slot = self.mtp_module(hidden, embedded, at, starts, None if cache is None else cache.slots[0])
+        return states, None if cache is None else Cache((slot,), cache.lengths)
+
 
 def empty_cache(config: DeepSeekConfig, batch: int, capacity: int, dtype: Any) -> Cache:
-    """A cache for `batch` rows of up to `capacity` tokens: kv_rank + rope_width values a token and layer."""
-    slots = empty_latent_slots(config.layers, batch, capacity, config.kv_rank + config.rope_width, dtype)
+    """A cache for `batch` rows of up to `capacity` tokens: kv_rank + rope_width values a token and layer, and a key of
+    the indexer.
+    """
+    width, index_width = config.kv_rank + config.rope_width, config.indexer.width if config.indexer else None
+    slots = empty_latent_slots(config.layers, batch, capacity, width, dtype, index_width)
     return Cache(slots, jnp.zeros(batch, jnp.int32))
 
 
 def _attention(ours: str, hf: str, gguf: str, **more: Any) -> WeightName:
     names = (f"layers.{{}}.attention.{ours}", f"model.layers.{{}}.self_attn.{hf}.weight", f"blk.{{}}.{gguf}.weight")
     return WeightName(*names, **more)
+
+
+def _indexer(ours: str, hf: str, *, blocks: bool = False) -> WeightName:
+    prefix = "model.layers.{}.self_attn.indexer."
+    return WeightName(f"layers.{{}}.attention.indexer.{ours}", prefix + hf, None, blocks=blocks)
 
 
 def _mlp(ours: str, hf: str, gguf: str, **more: Any) -> WeightName:
@@ -379,7 +444,7 @@ def _mlp(ours: str, hf: str, gguf: str, **more: Any) -> WeightName:
 
 # Our path · name in Hugging Face files · name in GGUF files; what the further fields mean stands in names.py.
 # kv_b_proj holds, head by head, key_up and then value_up; newer GGUF files have them apart, key_up transposed.
-NAMES = (
+NAMES = with_mtp_names(
     WeightName("embed", "model.embed_tokens.weight", "token_embd.weight"),
     WeightName("norm.scale", "model.norm.weight", "output_norm.weight"),
     WeightName("head", "lm_head.weight", "output.weight"),
@@ -394,6 +459,11 @@ NAMES = (
     _attention("key_up", "kv_b_proj", "attn_kv_b", blocks=True, apart="blk.{}.attn_k_b.weight", transposed=True),
     _attention("value_up", "kv_b_proj", "attn_kv_b", blocks=True, apart="blk.{}.attn_v_b.weight"),
     _attention("output", "o_proj", "attn_output", blocks=True),
+    _indexer("query_up", "wq_b.weight", blocks=True),
+    _indexer("key", "wk.weight", blocks=True),
+    _indexer("key_norm.scale", "k_norm.weight"),
+    _indexer("key_norm.bias", "k_norm.bias"),
+    _indexer("head_weight", "weights_proj.weight"),
     _mlp("gate", "gate_proj", "ffn_gate", blocks=True),
     _mlp("up", "up_proj", "ffn_up", blocks=True),
     _mlp("down", "down_proj", "ffn_down", blocks=True),

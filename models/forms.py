@@ -16,13 +16,14 @@ from jaxtyping import Array, Float
 
 from rzoo.models.attention import attend
 from rzoo.models.cache import Cache
+from rzoo.models.dynamic import attend_masked, choose
 from rzoo.models.latent import attend_absorbed, attend_naive
 from rzoo.models.moe import experts_reference, route
 from rzoo.models.weights import Numerics
 
 # Kinds of operations that a policy may give types of their own.
 KINDS = ("projection", "attention", "experts", "head")
-CAPTURES = ("hidden", "router", "load", "attention", "entropy")
+CAPTURES = ("hidden", "router", "load", "attention", "entropy", "chosen", "touched")
 
 
 def rms_norm(x: Float[Array, "*batch d"], scale: Float[Array, " d"], eps: float) -> Float[Array, "*batch d"]:
@@ -48,7 +49,8 @@ class Forms:
 
     numerics: the types of all operations, but of those kinds that numerics_of names with others.
     attend: whole sequences without a cache (differentiable). attend_prefill, attend_decode: several tokens, or one,
-    against a cache; signatures in attention.py, those of the three for latent attention in latent.py. experts,
+    against a cache; signatures in attention.py, those of the three for latent attention in latent.py. choose,
+    choose_cached, sparse_attend, sparse_attend_cached: without and against a cache, signatures in dynamic.py. experts,
     experts_cached: the same two cases for a mixture of experts, route: which experts; signatures in moe.py. norm(x,
     scale, eps). place(x, axes): where an activation, or a weight in use, with these logical axes lives;
     new_cache(make, batch): the empty cache make(batch) where it lives. capture: which observations (CAPTURES) are
@@ -64,6 +66,10 @@ class Forms:
     latent_attend: Callable[..., Array] = attend_naive
     latent_attend_prefill: Callable[..., Array] = attend_naive
     latent_attend_decode: Callable[..., Array] = attend_absorbed
+    choose: Callable[..., Array] = choose
+    choose_cached: Callable[..., Array] = choose
+    sparse_attend: Callable[..., Array] = attend_masked
+    sparse_attend_cached: Callable[..., Array] = attend_masked
     route: Callable[..., tuple[Array, Array]] = route
     experts: Callable[..., Array] = experts_reference
     experts_cached: Callable[..., Array] = experts_reference

@@ -6,9 +6,11 @@ shared key], w = c+p wide, and its value value_up @ latent. All forms below take
 z]; queries [b, t, h, w] stand at `starts` and see the positions up to their own, as in attention.py.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rzoo.models.attention import attend, attend_in_blocks, attend_to_blocks, attention_probabilities
 from rzoo.models.rope import Rope, YarnRope
@@ -45,11 +47,7 @@ def attend_naive_in_blocks(
 ) -> Float[Array, "b t h z"]:
     """The same, a block of keys and values expanded at a time: memory does not grow with s. No reverse gradient."""
     heads, value_width, _ = value_up.shape
-
-    def block(start: Int[Array, ""], size: int) -> tuple[Array, Array]:
-        part = jax.lax.dynamic_slice_in_dim(latents, start, size, axis=2)
-        return expanded(part, key_up, value_up, numerics)
-
+    block = expanded_block(latents, key_up, value_up, numerics)
     return attend_to_blocks(q, block, heads, latents.shape[2], value_width, starts, scale, numerics)
 
 
@@ -67,7 +65,7 @@ def attend_absorbed(
     One key/value head of width r+p serves all query heads. The p values of the shared key ride along in the weighted
     sum and are dropped after it: cutting them off first would copy the cache.
     """
-    latent_q = _absorbed_queries(q, key_up, numerics)
+    latent_q = absorbed_queries(q, key_up, numerics)
     mixed = attend(latent_q, latents, latents, starts, scale, numerics)
     return value_up.contract("bthr,hzr->bthz", mixed[..., : value_up.shape[-1]], numerics)
 
@@ -82,12 +80,13 @@ def attend_absorbed_in_blocks(
     numerics: Numerics,
 ) -> Float[Array, "b t h z"]:
     """The same; blocks of latents past the last query are not read. No reverse gradient."""
-    latent_q = _absorbed_queries(q, key_up, numerics)
+    latent_q = absorbed_queries(q, key_up, numerics)
     mixed = attend_in_blocks(latent_q, latents, latents, starts, scale, numerics)
     return value_up.contract("bthr,hzr->bthz", mixed[..., : value_up.shape[-1]], numerics)
 
 
-def _absorbed_queries(q: Float[Array, "b t h w"], key_up: Stored, numerics: Numerics) -> Float[Array, "b t h m"]:
+def absorbed_queries(q: Float[Array, "b t h w"], key_up: Stored, numerics: Numerics) -> Float[Array, "b t h m"]:
+    """Queries that meet the latents themselves."""
     nope = key_up.shape[1]
     return jnp.concatenate([key_up.contract("bthc,hcr->bthr", q[..., :nope], numerics), q[..., nope:]], axis=-1)
 
@@ -104,6 +103,18 @@ def expanded(
     return keys, value_up.contract("bsr,hzr->bhsz", latent, numerics)
 
 
+def expanded_block(
+    latents: Float[Array, "b 1 s m"], key_up: Stored, value_up: Stored, numerics: Numerics
+) -> Callable[..., tuple[Array, Array]]:
+    """(start, size) -> keys and values of that block of positions."""
+
+    def block(start: Int[Array, ""], size: int) -> tuple[Array, Array]:
+        part = jax.lax.dynamic_slice_in_dim(latents, start, size, axis=2)
+        return expanded(part, key_up, value_up, numerics)
+
+    return block
+
+
 def latent_probabilities(
     q: Float[Array, "b t h w"],
     latents: Float[Array, "b 1 s m"],
@@ -112,7 +123,8 @@ def latent_probabilities(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b h t s"]:
     """What each query of each head gives to each token, for observation."""
     keys, _ = expanded(latents, key_up, value_up, numerics)
-    return attention_probabilities(q, keys, starts, scale, numerics)
+    return attention_probabilities(q, keys, starts, scale, numerics, seen)

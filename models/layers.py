@@ -1,4 +1,4 @@
-"""Parts that the families share: norm, gated feed-forward, mixture of experts, grouped and latent attention."""
+"""Parts that the families share: norms, gated feed-forward, mixture of experts, grouped and latent attention."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from rzoo.models.attention import attention_probabilities, entropy
 from rzoo.models.cache import LatentSlot, Slot
+from rzoo.models.dynamic import IndexerConfig, mask_of, valid
 from rzoo.models.forms import Forms
 from rzoo.models.latent import latent_probabilities
 from rzoo.models.moe import Routing, SigmoidRouting, shares
@@ -25,6 +26,21 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         return self.forms.norm(x, self.scale.dense(), self.eps)
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / deviation, times a learned scale plus a learned bias, in float32 and cast back."""
+
+    def __init__(self, axis: str, width: int, *, eps: float, rngs: nnx.Rngs | None):
+        self.scale = ones(axis, (width,), rngs)
+        self.bias = weight(axis, (width,), rngs, scale=0.0)
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        centered = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        normed = centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + self.eps)
+        return (normed * self.scale.dense() + self.bias.dense()).astype(x.dtype)
 
 
 class GatedMLP(nnx.Module):
@@ -85,7 +101,7 @@ class GroupedAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], Slot | None]:
         """x: normed input whose first tokens stand at `starts`. With a slot, appends to it and attends to all of it."""
         q, k, v = self.project(x, at)
-        attend = self.forms.attend
+        attend: Any = self.forms.attend
         if slot is None:
             slot_out, keys, values = None, k, v
         else:
@@ -96,6 +112,8 @@ class GroupedAttention(nnx.Module):
         seen = lambda: attention_probabilities(q, keys, starts, self.scale, own)  # noqa: E731
         self.forms.observe(self, "attention", seen)
         self.forms.observe(self, "entropy", lambda: entropy(seen()))
+        if hasattr(attend, "touched"):
+            self.forms.observe(self, "touched", lambda: attend.touched(q, keys, values, starts, self.scale, own))
         mixed = self.forms.place(attend(q, keys, values, starts, self.scale, own).astype(numerics.compute), "bthc")
         out = self.output.contract("bthc,dhc->btd", mixed, numerics)
         return plus(out, self.output_bias), slot_out
@@ -112,10 +130,50 @@ class GroupedAttention(nnx.Module):
         return place(q, "bthc"), place(k.swapaxes(1, 2), "bktc"), place(v.swapaxes(1, 2), "bktc")
 
 
+class Indexer(nnx.Module):
+    """Index queries, their weights and index keys of V3.2's sparse attention (dynamic.py).
+
+    The first rope_width values of queries and keys are rotated, in half-split pairs: in latent attention it is the last
+    ones, interleaved.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        config: IndexerConfig,
+        q_rank: int,
+        rope_width: int,
+        forms: Forms,
+        rngs: nnx.Rngs | None,
+    ):
+        self.query_up = weight("ixr", (config.heads, config.width, q_rank), rngs)
+        self.key = weight("xd", (config.width, width), rngs)
+        self.key_norm = LayerNorm("x", config.width, eps=1e-6, rngs=rngs)
+        self.head_weight = weight("id", (config.heads, width), rngs)
+        self.config, self.rope_width, self.forms = config, rope_width, forms
+
+    def __call__(
+        self, x: Float[Array, "b t d"], query_latent: Float[Array, "b t r"], at: Rotation
+    ) -> tuple[Float[Array, "b t i x"], Float[Array, "b 1 t x"], Float[Array, "b t i"]]:
+        """Queries, keys in the order of the cache, and float32 weights of the heads."""
+        numerics = self.forms.numerics
+        q = self.rotated(self.query_up.contract("btr,ixr->btix", query_latent, numerics), at)
+        keys = self.rotated(self.key_norm(self.key.contract("btd,xd->btx", x, numerics))[:, :, None], at)
+        weights = self.head_weight.contract("btd,id->bti", x, Numerics()) * self.config.heads**-0.5
+        return q, keys.swapaxes(1, 2), weights
+
+    def rotated(self, x: Float[Array, "b t n x"], at: Rotation) -> Float[Array, "b t n x"]:
+        """Index queries or keys at their positions."""
+        turned = rotate_half_split(x[..., : self.rope_width], at)
+        return jnp.concatenate([turned, x[..., self.rope_width :]], axis=-1)
+
+
 class LatentAttention(nnx.Module):
     """Multi-head latent attention (latent.py). q_rank None: queries come from x directly (V2-Lite).
 
-    scale: on the scores, with what YaRN adds. eps: of the norms of both latents.
+    scale: on the scores, with what YaRN adds. eps: of the norms of both latents. indexer: of sparse attention, which
+    needs a q_rank; where no more keys than it keeps are there, attention is the dense one.
     """
 
     def __init__(
@@ -130,6 +188,7 @@ class LatentAttention(nnx.Module):
         kv_rank: int,
         scale: float,
         eps: float,
+        indexer: IndexerConfig | None = None,
         forms: Forms,
         rngs: nnx.Rngs | None,
     ):
@@ -143,6 +202,8 @@ class LatentAttention(nnx.Module):
         self.key_up = weight("hcr", (heads, nope_width, kv_rank), rngs)
         self.value_up = weight("hzr", (heads, value_width, kv_rank), rngs)
         self.output = weight("dhz", (width, heads, value_width), rngs, scale=(heads * value_width) ** -0.5)
+        own: dict[str, Any] = {"config": indexer, "q_rank": q_rank, "rope_width": rope_width}
+        self.indexer: Any = None if indexer is None else Indexer(width, **own, forms=forms, rngs=rngs)
         self.nope_width, self.kv_rank, self.scale, self.forms = nope_width, kv_rank, scale, forms
 
     def __call__(
@@ -150,26 +211,58 @@ class LatentAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], LatentSlot | None]:
         """x: normed input whose first tokens stand at `starts`. With a slot, appends to it and attends to all of it."""
         forms, numerics = self.forms, self.forms.numerics
-        q, latents = self.queries(x, at), self.latents(x, at)
-        attend, slot_out = forms.latent_attend, None
-        if slot is not None:
-            slot_out = slot.append(latents, starts)
-            latents = slot_out.latents
-            attend = forms.latent_attend_decode if x.shape[1] == 1 else forms.latent_attend_prefill
-        given = (q, latents, self.key_up, self.value_up, starts, self.scale, forms.types("attention"))
-        forms.observe(self, "attention", lambda: latent_probabilities(*given))
-        forms.observe(self, "entropy", lambda: entropy(latent_probabilities(*given)))
-        mixed = forms.place(attend(*given).astype(numerics.compute), "bthz")
+        query_latent = self.query_latent(x)
+        q, latents = self.queries(query_latent, at), self.latents(x, at)
+        index_q, index_keys, index_weights = (
+            self.indexer(x, query_latent, at) if self.indexer is not None else (None,) * 3
+        )
+        slot_out = None if slot is None else slot.append(latents, starts, index_keys)
+        if slot_out is not None:
+            latents, index_keys = slot_out.latents, slot_out.index_keys
+        chosen = self._chosen(index_q, index_keys, index_weights, starts, cached=slot is not None)
+        mixed = self._attend(q, latents, chosen, starts, cached=slot is not None)
+        mixed = forms.place(mixed.astype(numerics.compute), "bthz")
         return self.output.contract("bthz,dhz->btd", mixed, numerics), slot_out
 
-    def queries(self, x: Float[Array, "b t d"], at: Rotation) -> Float[Array, "b t h c"]:
-        """Queries: nope_width values without position, then rope_width rotated ones."""
-        numerics = self.forms.numerics
+    def _chosen(
+        self, q: Array | None, keys: Any, weights: Any, starts: Int[Array, " b"], *, cached: bool
+    ) -> Int[Array, "b t n"] | None:
+        """The positions that each query attends to; None for all."""
+        if q is None or keys.shape[2] <= self.indexer.config.keep:
+            return None
+        form, own = self.forms.choose_cached if cached else self.forms.choose, self.forms.types("attention")
+        chosen = form(q, keys, weights, starts, self.indexer.config.keep, own)
+        self.forms.observe(self, "chosen", lambda: jnp.where(valid(chosen, starts), chosen, -1))
+        return chosen
+
+    def _attend(
+        self, q: Array, latents: Array, chosen: Array | None, starts: Int[Array, " b"], *, cached: bool
+    ) -> Float[Array, "b t h z"]:
+        """Attention to the chosen positions, or to all."""
+        forms = self.forms
+        inputs, rest = (q, latents, self.key_up, self.value_up), (starts, self.scale, forms.types("attention"))
+        seen = None if chosen is None else mask_of(chosen, latents.shape[2])
+        forms.observe(self, "attention", lambda: latent_probabilities(*inputs, *rest, seen))
+        forms.observe(self, "entropy", lambda: entropy(latent_probabilities(*inputs, *rest, seen)))
+        if chosen is not None:
+            return (forms.sparse_attend_cached if cached else forms.sparse_attend)(*inputs, chosen, *rest)
+        cached_form = forms.latent_attend_decode if q.shape[1] == 1 else forms.latent_attend_prefill
+        attend: Any = cached_form if cached else forms.latent_attend
+        if hasattr(attend, "touched"):
+            forms.observe(self, "touched", lambda: attend.touched(*inputs, *rest))
+        return attend(*inputs, *rest)  # type: ignore[no-any-return]
+
+    def query_latent(self, x: Float[Array, "b t d"]) -> Array:
+        """What queries are made from: the normed latent, or x itself in a model without one."""
         if self.q is not None:
-            q = self.q.contract("btd,hcd->bthc", x, numerics)
-        else:
-            latent = self.q_norm(self.q_down.contract("btd,rd->btr", x, numerics))
-            q = self.q_up.contract("btr,hcr->bthc", latent, numerics)
+            return x
+        normed: Array = self.q_norm(self.q_down.contract("btd,rd->btr", x, self.forms.numerics))
+        return normed
+
+    def queries(self, query_latent: Array, at: Rotation) -> Float[Array, "b t h c"]:
+        """Queries: nope_width values without position, then rope_width rotated ones."""
+        spec, up = ("btr,hcr->bthc", self.q_up) if self.q is None else ("btd,hcd->bthc", self.q)
+        q = up.contract(spec, query_latent, self.forms.numerics)
         rotated = rotate_interleaved(q[..., self.nope_width :], at)
         return self.forms.place(jnp.concatenate([q[..., : self.nope_width], rotated], axis=-1), "bthc")
 

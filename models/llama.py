@@ -225,16 +225,22 @@ class Llama(nnx.Module):
         """What leaves the last of the layers that this module holds, before the final norm; cache as in hidden_states,
         a slot for each of them.
         """
-        starts = jnp.zeros(x.shape[0], jnp.int32) if cache is None else cache.lengths
-        positions = starts[:, None] + jnp.arange(x.shape[1])
-        length = starts + (x.shape[1] if counts is None else counts)
-        at = rotation(self.config.rope, self.rotary_width, positions, length)
+        starts, at = self.places(x, cache, counts)
         slots = []
         for i, layer in enumerate(self.layers):
             x, slot = layer(x, at, starts, None if cache is None else cache.slots[i])
             slots.append(slot)
         out = None if cache is None else Cache(tuple(slots), cache.lengths)
         return x, out
+
+    def places(
+        self, x: Float[Array, "b t d"], cache: Cache | None, counts: Int[Array, " b"] | None
+    ) -> tuple[Int[Array, " b"], Rotation]:
+        """Where the first token of each row stands, and the rotations of all; arguments as in hidden_states."""
+        starts = jnp.zeros(x.shape[0], jnp.int32) if cache is None else cache.lengths
+        positions = starts[:, None] + jnp.arange(x.shape[1])
+        length = starts + (x.shape[1] if counts is None else counts)
+        return starts, rotation(self.config.rope, self.rotary_width, positions, length)
 
     def logits(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch v"]:
         """Scores of the vocabulary from final hidden states, in float32."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 # Axis pairs (heads, width of a head) that are one axis in files.
-MERGED = ("hc", "kc", "hz", "kz")
+MERGED = ("hc", "kc", "hz", "kz", "ix")
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,11 @@ def file_slices(axes: Sequence[str], shape: Sequence[int], bounds: Sequence[tupl
     return tuple(out)
 
 
-def named(table: Iterable[WeightName], path: str) -> WeightName:
-    """The row of `table` for our path, e.g. "layers.7.attention.q"."""
-    layer = next((part for part in path.split(".") if part.isdigit()), "")
+def named(table: Iterable[WeightName], path: str, layers: int | None = None) -> WeightName:
+    """The row of `table` for our path, e.g. "layers.7.attention.q"; one that is of no layer counts in files as the one
+    after the last of `layers`, where its name asks for a number.
+    """
+    layer = next((part for part in path.split(".") if part.isdigit()), str(layers))
     wanted = pattern(path)
     for row in table:
         if row.path == wanted:

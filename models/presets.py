@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
+from rzoo.models.dynamic import IndexerConfig
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.moe import SigmoidRouting, SoftmaxRouting
 from rzoo.models.nemotron import NemotronConfig, parse_layout
@@ -115,6 +116,7 @@ DEEPSEEK_V3 = DeepSeekConfig(
     context=163840,
     mtp_layers=1,
 )
+DEEPSEEK_V32 = replace(DEEPSEEK_V3, kind="deepseek_v32", indexer=IndexerConfig(heads=64, width=128, keep=2048))
 DEEPSEEK_V2_LITE = DeepSeekConfig(
     kind="deepseek_v2",
     vocab_size=102400,
@@ -132,6 +134,8 @@ DEEPSEEK_V2_LITE = DeepSeekConfig(
     context=163840,
 )
 FP8_BYTES = 688_574_839_360  # all tensors of DeepSeek-R1's files, with scales and the layer of multi-token prediction
+# With the indexers of 62 layers: codes, their scales, and weights in bfloat16; counted here, not read from the files.
+V32_FP8_BYTES = FP8_BYTES + 62 * (13_500_416 + 4 * 824 + 2 * 459_008)
 # The brief's "V3 with 175 billion parameters": no such model was published. V3's blocks, fewer layers and experts.
 BRIEF_V3_175B = replace(DEEPSEEK_V3, layers=34, mtp_layers=0, experts=replace(DEEPSEEK_V3_EXPERTS, count=120))
 # [count*]KV heads/feed-forward width, - for none.
@@ -226,6 +230,15 @@ PRESETS: dict[str, Preset] = {
         dtype="fp8",
         hub="deepseek-ai/DeepSeek-V3.1",
         file_bytes=FP8_BYTES,
+        thinking="template",
+        template="deepseek-v3.1",
+        recommended=REASONING,
+    ),
+    "deepseek-v3.2-exp": Preset(
+        config=DEEPSEEK_V32,
+        dtype="fp8",
+        hub="deepseek-ai/DeepSeek-V3.2-Exp",
+        file_bytes=V32_FP8_BYTES,
         thinking="template",
         template="deepseek-v3.1",
         recommended=REASONING,

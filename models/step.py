@@ -5,7 +5,7 @@ A Blueprint (config and forms, hashable) says what to compute; params and cache 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -29,6 +29,12 @@ class Blueprint:
     def empty_cache(self, batch: int, capacity: int) -> Cache:
         """A cache for `batch` rows of up to `capacity` tokens in the cache type of the forms."""
         return self.forms.new_cache(self.cache_maker(capacity), batch)
+
+    def empty_draft_cache(self, batch: int, capacity: int) -> Cache:
+        """A cache for the module of multi-token prediction alone."""
+        one: Any = replace(self.config, layers=1)
+        make, dtype = family_of(one).empty_cache, jnp.dtype(self.forms.types("attention").cache)
+        return self.forms.new_cache(lambda rows: make(one, rows, capacity, dtype), batch)  # type: ignore[no-any-return]
 
     def cache_maker(self, capacity: int) -> Callable[[int], Cache]:
         """A function of the number of rows that makes the cache on the default device."""
@@ -96,6 +102,37 @@ Select = Callable[[Float[Array, "b v"], Array], Int[Array, " b"]]
 def greedy(logits: Float[Array, "b v"], key: Array) -> Int[Array, " b"]:
     """The most likely token of each row; the lowest id among equals."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+def draft(
+    blueprint: Blueprint,
+    params: Params,
+    hidden: Float[Array, "b t d"],
+    tokens: Int[Array, "b t"],
+    counts: Int[Array, " b"],
+    cache: Cache,
+    *,
+    count: int,
+) -> tuple[Int[Array, "b count"], Cache]:
+    """Guesses the `count` most likely tokens after the last of `tokens`, by the module of multi-token prediction.
+
+    hidden: final hidden states of positions that follow what `cache` (empty_draft_cache) holds; tokens: the one after
+    each of them, so that the last is the newest token, which the model itself has not seen. The first counts[b] of the
+    t of each row are real and are added to the cache, as in prefill_chunk; count 0 does no more. The entries that the
+    guesses make lie past its lengths: the next call, with what the model then knows, writes over them. The cache must
+    have room for t or counts + count - 1 more. With one module, further guesses come from its own states.
+    """
+    module = blueprint.module(params)
+    states, cache = module.mtp_states(hidden, tokens, cache, counts)
+    state = jnp.take_along_axis(states, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)
+    lengths = cache.lengths + counts
+    guesses = jnp.zeros((tokens.shape[0], count), jnp.int32)
+    for i in range(count):
+        guess = jnp.argmax(module.logits(state), axis=-1).astype(jnp.int32)
+        guesses = guesses.at[:, i].set(guess[:, 0])
+        if i + 1 < count:
+            state, cache = module.mtp_states(state, guess, cache.with_lengths(lengths + i))
+    return guesses, cache.with_lengths(lengths).placed(blueprint.forms.place)
 
 
 def decode(

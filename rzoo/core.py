@@ -6,6 +6,8 @@ One letter has one meaning, in shapes, einsum strings and as the logical name of
     h query heads      k key/value heads   g query heads per key/value head                   c head width
     z value head width p rotary width      f feed-forward width                               e experts
     r latent rank      l layers            n blocks of a quantized axis
+    i index heads      x index width       m r+p, a cached latent
+    j 2d, two states joined
 
 The usual spelling elsewhere is BTNH / BSKH: B = b, T = t, S = s, N = h, K = k, H = c, D = d, V = v.
 """

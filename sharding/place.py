@@ -23,6 +23,8 @@ from rzoo.sharding.rules import resolve, table
 
 ATTENTION = (("bthc", "bksc", "bksz", "b"), "bthz")
 LATENT = (("bthc", "b_s_", None, None, "b"), "bthz")
+SPARSE = (("bthc", "b_s_", None, None, "bt_", "b"), "bthz")
+CHOOSE = (("btix", "b_s_", "bti", "b"), "bt_")
 
 
 def place(lm: Any, mesh: Sizes, rules: str, *, kv: str = "split") -> Any:
@@ -103,6 +105,10 @@ def forms_on(placement: Placement, forms: Forms) -> Forms:
         latent_attend=on_shards(forms.latent_attend, LATENT),
         latent_attend_prefill=on_shards(forms.latent_attend_prefill, LATENT),
         latent_attend_decode=on_shards(forms.latent_attend_decode, LATENT),
+        choose=on_shards(forms.choose, CHOOSE),
+        choose_cached=on_shards(forms.choose_cached, CHOOSE),
+        sparse_attend=on_shards(forms.sparse_attend, SPARSE),
+        sparse_attend_cached=on_shards(forms.sparse_attend_cached, SPARSE),
         route=RouteOnShards(forms.route, placement),
         experts=SharedOut(forms.experts, placement),
         experts_cached=SharedOut(experts_in_tiles, placement),

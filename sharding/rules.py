@@ -14,7 +14,7 @@ from rzoo.core import RzooError
 from rzoo.models.registry import abstract_weights
 from rzoo.sharding.mesh import ASKED, Sizes, spelled
 
-LETTERS = "btskgcdvfzehprlnm"
+LETTERS = "btskgcdvfzehprlnmixj"
 SPOKEN = {
     "h": "query heads",
     "k": "key/value heads",

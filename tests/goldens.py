@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMAS = ("llama_llama3rope", "llama_tied", "qwen2")
-DEEPSEEKS = ("deepseek_v3",)
+DEEPSEEKS = ("deepseek_v3", "deepseek_v32")
 NEMOTRONS = ("nemotron_nas",)  # recorded with the hidden states before the final norm, and in the old spelling
 
 

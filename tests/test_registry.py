@@ -25,6 +25,7 @@ COUNTS = {
     "deepseek-v3": 671_026_419_200,
     "deepseek-r1": 671_026_419_200,
     "deepseek-v3.1": 671_026_419_200,
+    "deepseek-v3.2-exp": 671_877_944_064,  # 61 indexers of 13,959,424 more
     "deepseek-v2-lite": 15_706_484_224,
     "brief/v3-175b": 174_626_015_880,
     "llama-3.3-nemotron-super-49b-v1": 49_867_145_216,

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
+from rzoo.models.dynamic import IndexerConfig
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.moe import SigmoidRouting, SoftmaxRouting
 from rzoo.models.nemotron import BlockSpec, FeedForwardSpec, GroupedAttentionSpec, Linear, NemotronConfig, parse_layout
@@ -54,6 +55,7 @@ TINY: dict[str, Any] = {
         q_rank=None,
         experts=ExpertsConfig(count=8, active=2, width=16, shared=2, routing=SoftmaxRouting(scale=1.5)),
     ),
+    "deepseek-v32": replace(V3, kind="deepseek_v32", indexer=IndexerConfig(heads=32, width=8, keep=8)),
     "deepseek-dense": replace(V3, experts=None, rope=DefaultRope(), tied=True),
     "nemotron": NemotronConfig(
         vocab_size=97,

@@ -3,11 +3,13 @@
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from rzoo.checkpoint.names import mtp_copies
 from rzoo.checkpoint.opened import Opened, open_checkpoint
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.checkpoint.training import chosen_paths
@@ -43,6 +45,7 @@ def load(
     rules: str | None = None,
     kv: str = "split",
     only: str | None = None,
+    mtp: bool = False,
     kl: float | None = None,
     record: bool = True,
     quiet: bool = False,
@@ -57,13 +60,14 @@ def load(
     "tensor": 4}, or "auto" for what `choose` takes of all devices; None is one device. Each device's part is read from
     the file by itself. rules: such as "tensor×data" (x will do); None are those with the mesh's axes. kv: as in
     sharding.place. only: a part of the weights, such as "layers.0-3,embed"; the handle can't compute with less than
-    all. A step is held as it was saved where dtype is None. record: apply the tuning record that rzoo.tune kept for
+    all. mtp: with the module of multi-token prediction, which drafts tokens; else its tensors are skipped.
+    A step is held as it was saved where dtype is None. record: apply the tuning record that rzoo.tune kept for
     exactly this model, policy and machine, and say so. One line on what will be loaded goes to stderr before weights
     are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
     """
     join_processes()
     located = locate(source)
-    opened = open_checkpoint(located.path)
+    opened = open_checkpoint(located.path, mtp=mtp)
     _check_preset(located, opened.config)
     wanted, chosen = _mesh_for(opened, mesh, rules)
     on_mesh = lambda forms: forms_for(opened.config, *wanted, forms, kv=kv) if wanted else forms  # noqa: E731
@@ -122,7 +126,8 @@ def _mesh_for(
 
 def _check_preset(located: Located, config: Any) -> None:
     """A preset's name always means the same model: a file with other sizes is no such preset."""
-    if located.preset is not None and config != located.preset.config:
+    published = replace(config, mtp=False) if getattr(config, "mtp", False) else config
+    if located.preset is not None and published != located.preset.config:
         raise RzooError(
             f"{located.name}: {located.path} holds another model than the preset means: {config}",
             field="source",
@@ -252,16 +257,20 @@ def _read_onto(placement: Placement, opened: Opened, path: str, axes: tuple[str,
 
 
 def _check_copies(opened: Opened) -> None:
-    """A tied model's file may repeat the embedding as head: equal is dropped, different contradicts the config."""
-    for name in opened.matched.copies:
-        (embed,) = opened.matched.tensors["embed"].names
-        if not np.array_equal(opened.read_raw(name), opened.read_raw(embed)):
-            raise RzooError(
-                f"{name} differs from {embed}, but the config says tie_word_embeddings true",
-                field="tie_word_embeddings",
-                value=True,
-                fix="set tie_word_embeddings to false to use both, or remove the tensor from the file",
-            )
+    """A file may repeat a weight under a second name: equal is dropped, different contradicts the config."""
+    for name, path in opened.matched.copies.items():
+        (own,) = opened.matched.tensors[path].names
+        if np.array_equal(opened.read_raw(name), opened.read_raw(own)):
+            continue
+        if name in mtp_copies(opened.config):
+            words = f"{name} differs from {own}, but multi-token prediction shares it with the model"
+            raise RzooError(words, field=name, fix="load it without mtp")
+        raise RzooError(
+            f"{name} differs from {own}, but the config says tie_word_embeddings true",
+            field="tie_word_embeddings",
+            value=True,
+            fix="set tie_word_embeddings to false to use both, or remove the tensor from the file",
+        )
 
 
 def _with_progress(paths: list[Any], name: str, size: int):

@@ -3,12 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rzoo.core import RzooError
+from rzoo.models.mtp import MTP_COPIES
 from rzoo.models.names import WeightName, file_shape, named, pattern
 from rzoo.models.registry import abstract_weights, family_of
 
@@ -40,10 +41,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Match:
-    """tensors: our path -> where it lies. copies: tensors that repeat the embedding of a tied model."""
+    """tensors: our path -> where it lies. copies: tensor -> the weight that it repeats."""
 
     tensors: dict[str, Source]
-    copies: tuple[str, ...] = ()
+    copies: dict[str, str] = field(default_factory=dict)
 
 
 def sources(config: Any, kind: str, *, apart: bool = False) -> dict[str, Source]:
@@ -52,7 +53,7 @@ def sources(config: Any, kind: str, *, apart: bool = False) -> dict[str, Source]
     """
     table = family_of(config).names
     order = {row.path: i for i, row in enumerate(table)}
-    rows = {path: named(table, path) for path in abstract_weights(config)}
+    rows = {path: named(table, path, config.layers) for path in abstract_weights(config)}
     sharing: dict[str, list[str]] = defaultdict(list)
     for path in sorted(rows, key=lambda path: order[pattern(path)]):
         if not (apart and rows[path].apart):
@@ -100,11 +101,21 @@ def match(config: Any, shapes: Mapping[str, tuple[int, ...]], *, kind: str, wher
         if name in shapes and tuple(shapes[name]) != shape
     ]
     unused = [n for n in shapes if n not in expected and not any(n.endswith(i) or i in n for i in IGNORED)]
-    copies = tuple(n for n in unused if config.tied and n == head)
+    repeated = {head: "embed"} if config.tied else {}
+    repeated |= mtp_copies(config)
+    copies = {n: repeated[n] for n in unused if n in repeated}
     unexpected = [n for n in unused if n not in copies]
     if missing or wrong or unexpected:
         raise _mismatch(where, missing, wrong, unexpected, head)
     return Match(found, copies)
+
+
+def mtp_copies(config: Any) -> dict[str, str]:
+    """Tensor -> our path of the weight that it repeats, of those in the layer of multi-token prediction."""
+    if not getattr(config, "mtp", False):
+        return {}
+    shared = {path: "embed" if config.tied else path for path in MTP_COPIES.values()}
+    return {name.format(config.layers): shared[path] for name, path in MTP_COPIES.items()}
 
 
 def _check_counts(config: Any, tensors: int, kind: str, where: str) -> None:
@@ -112,31 +123,32 @@ def _check_counts(config: Any, tensors: int, kind: str, where: str) -> None:
     counts = {"layers": config.layers}
     if kind == "hf" and getattr(config, "experts", None) is not None:
         counts["experts"] = config.experts.count
-    for field, count in counts.items():
+    for what, count in counts.items():
         if count > tensors:
             raise RzooError(
-                f"{where}: the config says {count} {field}, but the file has {tensors} tensors",
-                field=field,
+                f"{where}: the config says {count} {what}, but the file has {tensors} tensors",
+                field=what,
                 value=count,
             )
 
 
 def without_mtp(config: Any, names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
     """`names` without the tensors of layers past the model's last that predict further tokens, and a warning that
-    counts them. Only families that know such layers have them.
+    counts them. Only families that know such layers have them. The first one stays where the model has a use for it.
     """
     names = list(names)
     extra = getattr(config, "mtp_layers", None)
     if extra is None:
         return names, ()
-    found = {name: layer for name in names if (layer := _layer(name)) is not None}
-    skipped = {n: i for n, i in found.items() if config.layers <= i < config.layers + max(extra, 1)}
+    found = {name: layer for name in names if (layer := layer_of(name)) is not None}
+    first = config.layers + config.mtp
+    skipped = {n: i for n, i in found.items() if first <= i < config.layers + max(extra, 1)}
     of = ", ".join(str(layer) for layer in sorted(set(skipped.values())))
     words = f"skipped {len(skipped)} tensors of layer {of} (multi-token prediction, no part of the model)"
     return [name for name in names if name not in skipped], (words,) if skipped else ()
 
 
-def _layer(name: str) -> int | None:
+def layer_of(name: str) -> int | None:
     """The layer that a tensor belongs to by its name, with or without a prefix."""
     found = re.search(r"(?:^|\.)(?:layers|blk)\.(\d{1,9})\.", name)
     return int(found[1]) if found else None

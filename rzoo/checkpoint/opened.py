@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from rzoo.checkpoint import fp8
 from rzoo.checkpoint.gguf import GGUFFile, check_supported, open_gguf
 from rzoo.checkpoint.huggingface import HFFolder, open_folder
-from rzoo.checkpoint.names import Match, Source, match, without_mtp
+from rzoo.checkpoint.names import Match, Source, layer_of, match, without_mtp
 from rzoo.checkpoint.safetensors_file import TensorInfo
 from rzoo.checkpoint.training import find_step, open_step, read_step, target_for
 from rzoo.core import DTYPES, RzooError
@@ -64,18 +64,36 @@ class Opened:
     read_all: Callable[[Sequence[str], Any, Any], Params] | None = None
 
 
-def open_checkpoint(path: Path) -> Opened:
-    """Reads and checks everything but the weights."""
+def open_checkpoint(path: Path, *, mtp: bool = False) -> Opened:
+    """Reads and checks everything but the weights. mtp: with the module of multi-token prediction, which only folders
+    in Hugging Face form have; a step has it where it was saved with it.
+    """
     if path.suffix == ".gguf":
+        if mtp:
+            raise _without_mtp_module(path)
         return opened_gguf(path)
     step, warnings = find_step(path)
-    return opened_folder(path) if step is None else opened_step(step, warnings)
+    if step is None:
+        return opened_folder(path, mtp=mtp)
+    opened = opened_step(step, warnings)
+    if mtp and not getattr(opened.config, "mtp", False):
+        raise _without_mtp_module(path)
+    return opened
 
 
-def opened_folder(path: Path) -> Opened:
+def _without_mtp_module(path: Path) -> RzooError:
+    words = f"mtp: {path} has no module for multi-token prediction that rzoo reads"
+    return RzooError(words, field="mtp", value=True, fix="leave mtp out")
+
+
+def opened_folder(path: Path, *, mtp: bool = False) -> Opened:
     """Reads config.json, headers and tokenizer of a folder and checks that they fit together."""
     folder = open_folder(path)
     config = config_from_hf(folder.config)
+    if mtp:
+        if not getattr(config, "mtp_layers", 0) or config.layers not in map(layer_of, folder.tensors):
+            raise _without_mtp_module(path)
+        config = replace(config, mtp=True)
     fp8.check_quantization(folder.config)
     kept, skipped = without_mtp(config, folder.tensors)
     used = {name: folder.tensors[name] for name in kept}

@@ -11,7 +11,7 @@ import numpy as np
 
 from rzoo.checkpoint import fp8 as blocks
 from rzoo.checkpoint.huggingface import CONFIG, GENERATION_CONFIG, write_folder
-from rzoo.checkpoint.names import sources
+from rzoo.checkpoint.names import mtp_copies, sources
 from rzoo.compile.programs import on_host
 from rzoo.compile.storage import plain
 from rzoo.core import RzooError
@@ -87,6 +87,8 @@ def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
         for i, name in enumerate(names):
             parts = [_entry(values[0], i)] if source.stacked else values
             yield from _written(name, parts, source.shape, fp8 and source.row.blocks)
+    for name, path in mtp_copies(lm.config).items():
+        yield from _written(name, [params[path]], found[path].shape, False)
 
 
 def _entry(stack: Any, i: int) -> Any:

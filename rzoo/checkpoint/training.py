@@ -300,6 +300,8 @@ def open_step(path: Path) -> Step:
     generation = read_json(path / GENERATION_CONFIG) if (path / GENERATION_CONFIG).is_file() else {}
     _check_files(path)
     stored = _rebuilt(_metadata(path), read_json(path / STORAGE), path)
+    if any(name.startswith("mtp_module.") for name in stored) and hasattr(config, "mtp"):
+        config = replace(config, mtp=True)
     _check_weights(config, stored, str(path))
     return Step(path, config, stored, generation)
 

@@ -24,6 +24,30 @@ COMMON = {
     "dtype": "float32",
 }
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 16,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+}
 MODELS = {
     "llama_llama3rope": (
         transformers.LlamaConfig,
@@ -33,32 +57,10 @@ MODELS = {
         transformers.LlamaConfig,
         {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 100000.0}},
     ),
-    "deepseek_v3": (
-        transformers.DeepseekV3Config,
-        {
-            "num_key_value_heads": 4,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 40.0,
-                "original_max_position_embeddings": 64,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
-            "q_lora_rank": 32,
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 16,
-            "first_k_dense_replace": 1,
-            "n_routed_experts": 16,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 32,
-            "num_experts_per_tok": 3,
-            "n_group": 4,
-            "topk_group": 2,
-        },
+    "deepseek_v3": (transformers.DeepseekV3Config, DEEPSEEK),
+    "deepseek_v32": (
+        transformers.DeepseekV32Config,
+        DEEPSEEK | {"index_n_heads": 32, "index_head_dim": 16, "index_topk": 8},
     ),
     "qwen2": (transformers.Qwen2Config, {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0}}),
 }
