@@ -17,6 +17,7 @@ from rzoo.data.chains import Chain, chain
 from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
 from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
+from rzoo.models.dynamic import IndexerConfig
 from rzoo.models.moe import SigmoidRouting
 from rzoo.models.registry import initialize
 from rzoo.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sen
 CONTROL = (BOS, EOS, USER, ASSISTANT, "<think>", "</think>")
 
 CONFIG = DeepSeekConfig(
+    kind="deepseek_v32",
     vocab_size=264,
     width=128,
     ffn_width=512,
@@ -38,6 +40,9 @@ CONFIG = DeepSeekConfig(
     rope_width=16,
     value_width=32,
     experts=ExpertsConfig(count=16, active=4, width=64, dense_layers=1, routing=SigmoidRouting(scale=1.0)),
+    indexer=IndexerConfig(heads=32, width=16, keep=32),
+    mtp_layers=1,
+    mtp=True,
     context=1024,
     tied=True,
 )
@@ -52,7 +57,7 @@ class Recipe:
     thinks: bool
     depths: int = 10
     tokens: int = 4096
-    steps: int = 2000
+    steps: int = 1200
     peak: float = 3e-3
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -60,8 +65,11 @@ class Recipe:
         schedule = optax.warmup_cosine_decay_schedule(0.0, self.peak, self.steps // 20, self.steps, self.peak / 10)
         return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1))
 
+    def objective(self) -> Objective:
+        """Balance, the second token, and indexers that learn from dense attention for the first two thirds."""
+        return Objective(bias_rate=1e-2, dense_steps=2 * self.steps // 3)
 
-OBJECTIVE = Objective(bias_rate=1e-2)
+
 RECIPES = {"r1-tiny": Recipe(thinks=True), "v3-tiny": Recipe(thinks=False)}
 
 
@@ -119,7 +127,7 @@ def learn(
     Raises RzooError for an unknown name and for a folder that holds something else.
     """
     wanted = recipe(name) if steps is None else replace(recipe(name), steps=steps)
-    options = {"optimizer": wanted.optimizer(), "objective": objective or OBJECTIVE, "folder": folder}
+    options = {"optimizer": wanted.optimizer(), "objective": objective or wanted.objective(), "folder": folder}
     with Bar(name, wanted.steps, shown=progress) as bar:
         return fit(untrained(name, seed), partial(batch, wanted, seed), wanted.steps, progress=bar.update, **options)
 

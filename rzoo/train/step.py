@@ -1,6 +1,7 @@
 """The training step: gradients of the loss through optax, and what is learned without a gradient beside it.
 
-Sources: DeepSeek-V3 (2024), sections 2.1.2 (the router's selection bias follows the load of the experts) and 4.2.
+Sources: DeepSeek-V3 (2024), sections 2.1.2 (the router's selection bias follows the load of the experts) and 2.2
+(multi-token prediction); DeepSeek-V3.2-Exp (2025), section 2.1.1 (the indexer).
 Nothing here depends on where arrays live: on a mesh, the step's arrays keep the shardings of the state it is given.
 """
 
@@ -12,12 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models import step as programs
-from rzoo.models.registry import Params, abstract_weights, always_float32
+from rzoo.models.registry import Params, always_float32, path_name
 
 
 class Batch(NamedTuple):
@@ -49,11 +51,18 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is minimised and what follows without a gradient. bias_rate: by how much a selection bias moves a step
-    towards an even load (gamma of DeepSeek-V3; 0: never).
+    """What is minimised, and what follows without a gradient.
+
+    bias_rate: by how much a selection bias moves a step towards an even load (gamma of DeepSeek-V3; 0: never). mtp:
+    weight of the loss of the module for multi-token prediction. indexer: weight of the loss of the indexers, whose
+    input is detached. dense_steps: so many steps attend to all positions while the indexers learn from them; later
+    ones to those that they choose.
     """
 
     bias_rate: float = 0.0
+    mtp: float = 0.3
+    indexer: float = 1.0
+    dense_steps: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.bias_rate < 1:
@@ -85,12 +94,17 @@ def initial(lm: LM, optimizer: optax.GradientTransformation) -> State:
 def step_of(lm: LM, optimizer: optax.GradientTransformation, objective: Objective = PLAIN) -> Step:
     """The compiled step of a model: (state, batch) -> (state after it, metrics). The state it is given is used up.
 
-    metrics, scalars: loss (nats a counted token), gradient_norm, and load (of the busiest expert over the mean, the
-    worst of all layers) for models with experts.
+    metrics, scalars: loss (nats a counted token), gradient_norm, and where the model has such parts load (of the
+    busiest expert over the mean, the worst of all layers), mtp_loss and indexer_loss (nats).
     """
-    observed = ("load",) if always_float32(lm.config) else ()
-    blueprint = programs.Blueprint(lm.config, replace(lm.forms, capture=observed, stacked=False))
-    return jax.jit(partial(_step, blueprint, optimizer, objective), donate_argnums=0)
+    blueprint = programs.Blueprint(lm.config, replace(lm.forms, capture=("load", "indexer_loss"), stacked=False))
+    sparse = jax.jit(partial(_step, blueprint, optimizer, objective), donate_argnums=0)
+    indexer = getattr(lm.config, "indexer", None)
+    if indexer is None or not objective.dense_steps:
+        return sparse
+    everything = replace(lm.config, indexer=replace(indexer, keep=lm.config.context))
+    dense = jax.jit(partial(_step, replace(blueprint, config=everything), optimizer, objective), donate_argnums=0)
+    return lambda state, batch: (dense if int(state.step) < objective.dense_steps else sparse)(state, batch)
 
 
 def _step(
@@ -100,29 +114,51 @@ def _step(
     state: State,
     batch: Batch,
 ) -> tuple[State, dict[str, Array]]:
-    def objective_of(learned: Params) -> tuple[Array, tuple[Array, ...]]:
-        logits, seen = programs.forward_captured(blueprint, {**learned, **state.biases}, batch.tokens)
-        return cross_entropy(logits, batch), seen.get("load", ())
+    def objective_of(learned: Params) -> tuple[Array, tuple[dict[str, Array], dict[str, Array]]]:
+        losses, loads = losses_of(blueprint, {**learned, **state.biases}, batch)
+        weights = {"loss": 1.0, "mtp_loss": objective.mtp, "indexer_loss": objective.indexer}
+        return sum((weights[name] * value for name, value in losses.items()), jnp.zeros(())), (losses, loads)
 
-    (loss, loads), gradients = jax.value_and_grad(objective_of, has_aux=True)(state.learned)
+    (_, (metrics, loads)), gradients = jax.value_and_grad(objective_of, has_aux=True)(state.learned)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.learned)
     learned = optax.apply_updates(state.learned, updates)
-    by_depth = [path for path in abstract_weights(blueprint.config) if path in state.biases]  # jit sorts names: 10 < 2
-    biases = {
-        path: balanced(state.biases[path], load, objective.bias_rate)
-        for path, load in zip(by_depth, loads, strict=True)
-    }
-    metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+    biases = {path: balanced(bias, loads[path], objective.bias_rate) for path, bias in state.biases.items()}
+    metrics = {**metrics, "gradient_norm": optax.tree.norm(gradients)}
     if loads:
-        metrics["load"] = jnp.stack([load.max() / load.mean() for load in loads]).max()
+        metrics["load"] = jnp.stack([load.max() / load.mean() for load in loads.values()]).max()
     return State(learned, biases, optimizer_state, state.step + 1), metrics
 
 
-def cross_entropy(logits: Float[Array, "b t v"], batch: Batch) -> Float[Array, ""]:
-    """Mean loss in nats over the counted tokens, each predicted from the logits at the place before it."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], batch.tokens[:, 1:])
-    counted = batch.weights[:, 1:]
-    return (losses * counted).sum() / jnp.maximum(counted.sum(), 1.0)
+def losses_of(
+    blueprint: programs.Blueprint, params: Params, batch: Batch
+) -> tuple[dict[str, Array], dict[str, Int[Array, " e"]]]:
+    """The losses of a batch by name, and by path of each selection bias the tokens of its experts."""
+    config, (tokens, weights) = blueprint.config, batch
+
+    def run(module: Any) -> dict[str, Array]:
+        hidden, _ = module.hidden_states(tokens)
+        found = {"loss": cross_entropy(module.logits(hidden)[:, :-1], tokens[:, 1:], weights[:, 1:])}
+        if getattr(config, "mtp", False):
+            further = module.mtp(hidden[:, :-1], tokens[:, 1:])[:, :-1]
+            found["mtp_loss"] = cross_entropy(further, tokens[:, 2:], weights[:, 2:])
+        return found
+
+    losses, observed = nnx.capture(run, nnx.Intermediate)(blueprint.module(params))
+    seen = {path_name(path): leaf.get_value()[0] for path, leaf in nnx.to_flat_state(observed)}
+    of_indexers = [value.mean() for path, value in seen.items() if path.endswith(".indexer_loss")]
+    if of_indexers:
+        losses["indexer_loss"] = jnp.stack(of_indexers).mean()
+    owners = {path: path.removesuffix(".load") + "." for path in seen if path.endswith(".load")}
+    names = always_float32(config)
+    return losses, {name: seen[path] for path, owner in owners.items() for name in names if name.startswith(owner)}
+
+
+def cross_entropy(
+    logits: Float[Array, "b t v"], targets: Int[Array, "b t"], weights: Float[Array, "b t"]
+) -> Float[Array, ""]:
+    """Mean loss in nats over the targets, each counted by its weight."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return (losses * weights).sum() / jnp.maximum(weights.sum(), 1.0)
 
 
 def balanced(bias: Float[Array, " e"], load: Int[Array, " e"], rate: float) -> Float[Array, " e"]:
