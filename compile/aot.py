@@ -1,13 +1,12 @@
 """How programs are compiled, and the persistent compile cache in a folder of the user's own."""
 
-import os
-import stat
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from rzoo.compile.folders import private_folder
 from rzoo.models import step
 
 Options = tuple[tuple[str, Any], ...]  # XLA's compiler options by name; hashable, so that programs can be shared
@@ -29,6 +28,15 @@ def decode_program(options: Options) -> Any:
     )
 
 
+@lru_cache(maxsize=64)
+def decode_chosen_program(options: Options) -> Any:
+    """step.decode_chosen, compiled with these options; the cache is donated."""
+    static = ("blueprint", "steps", "choose")
+    return partial(jax.jit, static_argnames=static, donate_argnames="cache", compiler_options=dict(options))(
+        step.decode_chosen
+    )
+
+
 def decode_options() -> Options:
     """XLA's options for decode programs on this machine's CPU; other platforms take no notice of them.
 
@@ -45,28 +53,6 @@ def cpu_fact(name: str) -> str:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(name)), "")
     except OSError:
         return ""
-
-
-def cache_folder() -> Path:
-    """Where rzoo keeps what it can make again: $RZOO_CACHE, else rzoo/ in the user's cache folder."""
-    given = os.environ.get("RZOO_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rzoo"
-
-
-def private_folder(name: str, *, make: bool = True) -> Path | None:
-    """A folder below cache_folder() that nobody but the user can write, made if asked where there is none; None where
-    it can't be had: what is loaded from there decides what runs.
-    """
-    folder = cache_folder() / name
-    try:
-        if make:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
-    except OSError:
-        return None
-    return None if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else folder
 
 
 def use_compile_cache() -> Path | None:

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rzoo.compile.aot import Options, decode_options, private_folder
+from rzoo.compile.aot import Options, decode_options
+from rzoo.compile.folders import private_folder
 from rzoo.compile.record import key_of
 from rzoo.compile.workload import STEPS, Case
 from rzoo.models import step

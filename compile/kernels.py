@@ -135,7 +135,7 @@ LOSSY_FORMS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def covering(lm: Any, share: float, *, size: int = 64, most: int | None = None, estimate: str = "bound") -> Any:
+def covering(lm: Any, share: float, *, size: int = 64, most: int | None = None, estimate: str = "spread") -> Any:
     """The handle with attention that reads blocks of keys until they cover a share of it (models/covering.py).
 
     It is a handle of policy fast: results differ from exact. Attention that an indexer chooses for stays as it is.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from rzoo.compile.aot import decode_options, decode_program, prefill_program
+from rzoo.compile.aot import decode_chosen_program, decode_options, decode_program, prefill_program
 from rzoo.models import step
 from rzoo.models.step import Blueprint
 from rzoo.sharding import pipeline
@@ -24,6 +24,10 @@ class Programs:
     prefill_chunk: Callable[..., Any]
     prefill_chunk_scored: Callable[..., Any]
     decode: Callable[..., Any]
+    decode_chosen: Callable[..., Any]
+    read_chunk: Callable[..., Any]
+    take_rows: Callable[..., Any]
+    put_row: Callable[..., Any]
 
 
 _jit = partial(jax.jit, static_argnames="blueprint")
@@ -33,6 +37,10 @@ WHOLE = Programs(
     prefill_chunk=prefill_program(),
     prefill_chunk_scored=_jit(step.prefill_chunk_scored, donate_argnames="cache"),
     decode=decode_program(decode_options()),
+    decode_chosen=decode_chosen_program(decode_options()),
+    read_chunk=jax.jit(step.read_chunk, static_argnames=("blueprint", "read"), donate_argnames="cache"),
+    take_rows=_jit(step.take_rows),
+    put_row=_jit(step.put_row, donate_argnames="cache"),
 )
 STAGED = Programs(
     forward=pipeline.forward,
@@ -40,6 +48,10 @@ STAGED = Programs(
     prefill_chunk=pipeline.prefill_chunk,
     prefill_chunk_scored=pipeline.prefill_chunk_scored,
     decode=pipeline.decode,
+    decode_chosen=pipeline.decode_chosen,
+    read_chunk=pipeline.read_chunk,
+    take_rows=pipeline.take_rows,
+    put_row=pipeline.put_row,
 )
 
 
@@ -50,7 +62,12 @@ def programs_of(blueprint: Blueprint, record: Any = None, rows: int = 1) -> Prog
     if record is None:
         return WHOLE
     prefill, decode = (record.options(phase, rows) for phase in ("prefill", "decode"))
-    return replace(WHOLE, prefill_chunk=prefill_program(prefill), decode=decode_program(decode))
+    return replace(
+        WHOLE,
+        prefill_chunk=prefill_program(prefill),
+        decode=decode_program(decode),
+        decode_chosen=decode_chosen_program(decode),
+    )
 
 
 def on_host(array: Any) -> np.ndarray:

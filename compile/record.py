@@ -19,9 +19,10 @@ import jax
 import jaxlib
 
 from rzoo.compile import kernels, storage
-from rzoo.compile.aot import Options, cpu_fact, decode_options, private_folder
+from rzoo.compile.aot import Options, cpu_fact, decode_options
+from rzoo.compile.folders import private_folder
 from rzoo.compile.storage import lay_out, plain
-from rzoo.core import RzooError, figure
+from rzoo.core import RzooError, new_figure, save_figure
 from rzoo.models import attention, latent, moe, weights
 from rzoo.models.stacking import stack, unstack
 
@@ -182,7 +183,7 @@ def draw(record: Record, path: str | Path) -> None:
     """
     timed = [entry for entry in record.candidates if entry.get("times")]
     cases = sorted({case for entry in timed for case in entry["times"]})
-    picture = figure(figsize=(4 * max(1, len(cases)), 1 + 0.2 * len(timed)), layout="constrained")
+    picture = new_figure(figsize=(4 * max(1, len(cases)), 1 + 0.2 * len(timed)), layout="constrained")
     for axes, case in zip(picture.subplots(1, max(1, len(cases)), squeeze=False)[0], cases, strict=False):
         shown = [(entry["name"], entry["times"][case]) for entry in timed if case in entry["times"]]
         for name, found in shown:
@@ -190,7 +191,7 @@ def draw(record: Record, path: str | Path) -> None:
             axes.plot(found["ratio"], name, "o", color={"win": "green"}.get(found["word"], "black"))
         axes.axvline(1.0, linewidth=0.5)
         axes.set(title=case, xlabel="incumbent / candidate")
-    picture.savefig(path)
+    save_figure(picture, path)
 
 
 def read(path: Path) -> Record:

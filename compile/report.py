@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ from rzoo.compile.kernels import policy_forms
 from rzoo.compile.record import Record
 from rzoo.compile.storage import plain
 from rzoo.compile.workload import HELD, Case, Work
-from rzoo.core import figure
+from rzoo.core import new_figure, save_figure
 from rzoo.models.registry import abstract_weights
 from rzoo.models.stacking import unstack
 from rzoo.models.weights import Numerics
@@ -93,7 +93,7 @@ def flops_of(work: Work) -> float:
     matrices = sum(_met(path, w.shape, config) for path, (axes, w) in abstract_weights(config).items() if len(axes) > 1)
     head = math.prod(abstract_weights(config)["embed"][1].shape)
     keys = HELD + work.case.tokens / 2 if decode else work.case.tokens / 2
-    attention = keys * _attention_numbers(work)
+    attention = _attention_numbers(work, keys)
     return 2.0 * (tokens * (matrices + attention) + rows * head)
 
 
@@ -105,15 +105,28 @@ def _met(path: str, shape: tuple[int, ...], config: Any) -> float:
     return math.prod(shape) * (experts.active / experts.count if "expert_" in path and experts else 1.0)
 
 
-def _attention_numbers(work: Work) -> float:
-    """Products of one query token with one cached position, keys and values, over all layers and heads."""
-    total = 0.0
-    for slot in jax.eval_shape(lambda: work.blueprint.empty_cache(1, 1)).slots:
-        leaves = jax.tree.leaves(slot)  # latents are keys and values at once
+def _attention_numbers(work: Work, keys: float) -> float:
+    """Products of one query token with `keys` cached positions, over all layers and heads."""
+    config = work.blueprint.config
+    slots = jax.eval_shape(lambda: work.blueprint.empty_cache(1, 1)).slots
+    total = sum(keys * config.indexer.heads * math.prod(leaf.shape) for leaf in _index_keys(slots))
+    for slot in slots:
+        # Latents are keys and values at once.
+        leaves = [leaf for leaf in jax.tree.leaves(slot) if leaf is not getattr(slot, "index_keys", None)]
         for leaf in leaves:
-            heads = work.blueprint.config.heads / leaf.shape[-3]
-            total += math.prod(leaf.shape) * heads * 2 / len(leaves)
+            total += _attended(work, keys) * math.prod(leaf.shape) * config.heads / leaf.shape[-3] * 2 / len(leaves)
     return total
+
+
+def _index_keys(slots: Iterable[Any]) -> list[Any]:
+    """Of the layers that have an indexer."""
+    return [slot.index_keys for slot in slots if getattr(slot, "index_keys", None) is not None]
+
+
+def _attended(work: Work, keys: float) -> float:
+    """Of so many positions, those that attention reads: all, or what an indexer keeps."""
+    indexer = getattr(work.blueprint.config, "indexer", None)
+    return min(keys, float(indexer.keep)) if indexer else keys
 
 
 def bytes_of(work: Work) -> float:
@@ -130,7 +143,10 @@ def bytes_of(work: Work) -> float:
         unread = path.startswith("mtp_module.") or (path == "embed" and not tied)
         read += 0 if unread else size
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(work.cache.slots)) / work.cache.capacity
-    return read + held * (HELD if work.case.phase == "decode" else work.case.tokens)
+    if work.case.phase != "decode":
+        return read + held * work.case.tokens
+    index = sum(leaf.nbytes for leaf in _index_keys(work.cache.slots)) / work.cache.capacity
+    return read + index * HELD + (held - index) * _attended(work, float(HELD))
 
 
 def launches(text: str) -> int:
@@ -191,7 +207,7 @@ def plot(found: Mapping[str, Any], path: str | Path) -> None:
     """Draws the roofline of this machine and each phase below it. Raises RzooError without matplotlib."""
     machine = found["machine"]
     read, rate = machine["read_bytes_per_second"], machine["matrix_flops_per_second"]
-    axes = figure(figsize=(6, 4), layout="constrained").subplots()
+    axes = new_figure(figsize=(6, 4), layout="constrained").subplots()
     at = [0.1, rate / read, 1e4]
     axes.loglog(at, [min(rate, read * x) for x in at], color="black")
     for group, mark in (("untuned", "x"), ("phases", "o")):
@@ -200,4 +216,4 @@ def plot(found: Mapping[str, Any], path: str | Path) -> None:
             axes.loglog(one["counted"]["intensity"], done, mark, label=f"{group} {name}".removeprefix("phases "))
     axes.set(xlabel="operations per byte", ylabel="operations per second", title=found["model"].split(" from ")[0])
     axes.legend()
-    axes.figure.savefig(path)
+    save_figure(axes.figure, path)

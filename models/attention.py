@@ -124,13 +124,15 @@ def partial_sums(
     rows = grouped.shape[:-1]
     lowest = jnp.full(rows, jnp.finfo(wide).min, wide)  # finite: -inf less -inf is no number
     first = (lowest, jnp.zeros(rows, wide), jnp.zeros((*rows, value_width), wide))
+    if size is not None and size >= s:  # asked for in one step: no loop
+        return step(0, first)
     used = jnp.minimum((jnp.max(starts) + t + block - 1) // block, s // block)
     return jax.lax.fori_loop(0, used, step, first)
 
 
 def block_of(t: int, s: int, size: int | None = None) -> int:
     """Keys of one step of attend_to_blocks for t queries against s positions; all of them where `size` is no part."""
-    wanted = size or (ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK)
+    wanted = min(s, size or (ONE_QUERY_BLOCK if t == 1 else KEY_BLOCK))
     return wanted if s % wanted == 0 else s
 
 

@@ -28,6 +28,10 @@ class Slot:
         """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
         return Slot(_write(self.keys, keys, starts), _write(self.values, values, starts))
 
+    def written_back(self, new: "Slot", layer: Array, starts: Int[Array, " b"], t: int) -> "Slot":
+        """The slot of a run, [l, …], with the t entries that one of its layers has appended to its own, `new`."""
+        return jax.tree.map(lambda whole, part: _write_back(whole, part, layer, starts, t), self, new)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class LatentSlot:
         """Writes t new entries of each row at its own start; starts + t must not pass the capacity."""
         own = None if index_keys is None else _write(self.index_keys, index_keys, starts)
         return LatentSlot(_write(self.latents, latents, starts), own)
+
+    def written_back(self, new: "LatentSlot", layer: Array, starts: Int[Array, " b"], t: int) -> "LatentSlot":
+        """The slot of a run, [l, …], with the t entries that one of its layers has appended to its own, `new`."""
+        return jax.tree.map(lambda whole, part: _write_back(whole, part, layer, starts, t), self, new)
 
 
 @jax.tree_util.register_dataclass
@@ -74,6 +82,18 @@ class Cache:
         pad = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, more), (0, 0)])  # noqa: E731
         return replace(self, slots=jax.tree.map(pad, self.slots))
 
+    def taken(self, rows: Int[Array, " n"]) -> "Cache":
+        """A copy of these rows, in this order; a row may be taken several times."""
+        take = lambda a: jnp.take(a, rows, axis=a.ndim - 4)  # noqa: E731
+        return replace(self, slots=jax.tree.map(take, self.slots), lengths=self.lengths[rows])
+
+    def with_row(self, row: Int[Array, ""], one: "Cache") -> "Cache":
+        """A copy with row `row` replaced by the only row of `one`, which has the same capacity."""
+        put = lambda a, new: jax.lax.dynamic_update_slice_in_dim(a, new, row, axis=a.ndim - 4)  # noqa: E731
+        return replace(
+            self, slots=jax.tree.map(put, self.slots, one.slots), lengths=self.lengths.at[row].set(one.lengths[0])
+        )
+
     def placed(self, place: Callable[[Array, str], Array]) -> "Cache":
         """The same entries, each array where `place` says for its logical axes."""
         slots = jax.tree.map(lambda a: place(a, "lbksc"[-a.ndim :]), self.slots)
@@ -87,6 +107,15 @@ def _write(
     if old.shape[0] == 1:  # one row: a plain in-place slice; the general form lowers to a scatter
         return jax.lax.dynamic_update_slice(old, new, (0, 0, starts[0], 0))
     return jax.vmap(lambda o, n, start: jax.lax.dynamic_update_slice(o, n, (0, start, 0)))(old, new, starts)
+
+
+def _write_back(whole: Array, part: Array, layer: Array, starts: Array, t: int) -> Array:
+    """Copies the t new entries of each row of one layer, part [b, k, s, c], to their place in whole [l, b, k, s, c]."""
+    if part.shape[0] == 1:  # one row: plain slices; the general form lowers to a gather and a scatter
+        new = jax.lax.dynamic_slice_in_dim(part, starts[0], t, axis=2)
+        return jax.lax.dynamic_update_slice(whole, new[None], (layer, 0, 0, starts[0], 0))
+    rows, at = jnp.arange(part.shape[0])[:, None], starts[:, None] + jnp.arange(t)
+    return whole.at[layer, rows, :, at].set(part[rows, :, at])
 
 
 def empty_slots(

@@ -61,6 +61,11 @@ class HFConfig:
             spoken = " or ".join(repr(a) for a in allowed if a is not None)
             raise self.wrong(field, value, f"is not supported by this model; supported: {spoken}")
 
+    def gguf_vocabulary(self, metadata: Mapping[str, Any]) -> int:
+        """vocab_size of a GGUF file; where it has none, the length of its list of tokens."""
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        return self.count("vocab_size", default=len(tokens) if isinstance(tokens, list) else MISSING)
+
     def wrong(self, field: str, value: Any, what: str) -> RzooError:
         """The error for a field with a wrong value."""
         shown = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "..."

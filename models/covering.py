@@ -3,8 +3,10 @@
 A summary of each block estimates the most that attention can give to it. Blocks are read in the order of the estimates,
 some at a time, until what was read outweighs the estimates of the rest: attention read / (read + rest) >= share in all
 query heads of a key/value head. With the estimate "bound" (least and greatest value of each channel; Quest, 2024) that
-is a guarantee; with "mean" (the block's mean key) it reads less and is a guess. The query's own block comes first. A
-query's choice depends on nothing but its own row. Arguments and results are those of attention.py.
+is a guarantee, but on SmolLM2 it reads everything; with "spread" (mean and variance of each channel) it is a guess that
+holds there: at share 0.95, 69 % of the keys of positions 256 to 511 at 0.0014 nats a token. The query's own block comes
+first, then the row's first one, to which models give much for its place alone. A query's choice depends
+on nothing but its own row. Arguments and results are those of attention.py.
 """
 
 from dataclasses import dataclass
@@ -30,14 +32,17 @@ def upper_bounds(
     return of(jnp.maximum(grouped, 0), high) + of(jnp.minimum(grouped, 0), low)
 
 
-def means(
+def spreads(
     grouped: Float[Array, "b k g t c"], blocks: Float[Array, "b k n size c"], numerics: Numerics
 ) -> Float[Array, "b k g t n"]:
-    """The mean product of the query with the keys of the block."""
-    return numerics.dot_accumulated("bkgtc,bknc->bkgtn", grouped, blocks.mean(axis=3))
+    """The mean product and half its variance, channel by channel: of normally distributed keys, the logarithm of the
+    mean of exp(product).
+    """
+    mean = numerics.dot_accumulated("bkgtc,bknc->bkgtn", grouped, blocks.mean(axis=3))
+    return mean + numerics.dot_accumulated("bkgtc,bknc->bkgtn", jnp.square(grouped), blocks.var(axis=3)) / 2
 
 
-ESTIMATES = {"bound": upper_bounds, "mean": means}
+ESTIMATES = {"bound": upper_bounds, "spread": spreads}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,7 @@ class AttendCovering:
     share: float
     size: int = 64
     most: int | None = None
-    estimate: str = "bound"
+    estimate: str = "spread"
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -130,8 +135,8 @@ class AttendCovering:
 
         b, k, g, _, _ = grouped.shape
         zeros = jnp.zeros((b, k, g), wide)
-        first = (jnp.int32(0), jnp.ones((b, k), bool), zeros + jnp.finfo(wide).min, zeros)
-        first = (*first, jnp.zeros((b, k, g, values.shape[-1]), wide), jnp.zeros((b, k), jnp.int32))
+        sums = (zeros + jnp.finfo(wide).min, zeros, jnp.zeros((b, k, g, values.shape[-1]), wide))
+        first = (jnp.int32(0), jnp.ones((b, k), bool), *sums, jnp.zeros((b, k), jnp.int32))
         _, _, _, total, out, count = jax.lax.while_loop(unfinished, step, first)
         mixed = (out / total[..., None]).astype(numerics.compute)[:, :, :, None]
         return by_query_head(mixed), count[..., None]
@@ -160,9 +165,11 @@ class AttendCovering:
         t, n = grouped.shape[3], blocks.shape[2]
         own = (starts[:, None] + jnp.arange(t))[:, None, :, None] // self.size
         past = (jnp.arange(n) > own)[:, :, None]
-        logs = ESTIMATES[self.estimate](grouped, blocks, numerics) * scale + jnp.log(float(self.size))
+        scaled = grouped * jnp.asarray(scale, grouped.dtype)
+        logs = ESTIMATES[self.estimate](scaled, blocks, numerics) + jnp.log(float(self.size))
         logs = jnp.where(past, -jnp.inf, logs)
         shares = (logs - jax.nn.logsumexp(logs, axis=-1, keepdims=True)).max(axis=2)
+        shares = shares.at[..., 0].set(1.0)  # logarithms of shares are at most 0
         _, ranks = jax.lax.top_k(jnp.where(jnp.arange(n) == own, jnp.inf, shares), n)
         logs = jnp.take_along_axis(logs, ranks[:, :, None], axis=-1)
         more = -n % AT_A_TIME

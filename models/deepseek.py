@@ -174,7 +174,7 @@ class DeepSeekConfig:
         sigmoid = experts is not None and isinstance(experts.routing, SigmoidRouting)
         return cls(
             kind="deepseek_v3" if sigmoid else "deepseek_v2",
-            vocab_size=meta.count("vocab_size", default=len(metadata.get("tokenizer.ggml.tokens", ()))),
+            vocab_size=meta.gguf_vocabulary(metadata),
             width=meta.count("embedding_length"),
             ffn_width=meta.count("feed_forward_length"),
             layers=meta.count("block_count") - mtp,

@@ -106,7 +106,7 @@ class LlamaConfig:
         context = meta.count("context_length")
         return cls(
             kind=kind,
-            vocab_size=meta.count("vocab_size", default=len(metadata.get("tokenizer.ggml.tokens", ()))),
+            vocab_size=meta.gguf_vocabulary(metadata),
             width=width,
             ffn_width=meta.count("feed_forward_length"),
             layers=meta.count("block_count"),

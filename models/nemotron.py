@@ -123,7 +123,7 @@ class NemotronConfig:
         meta.refuse("expert_count", allowed=(0, None))
         context = meta.count("context_length")
         return cls(
-            vocab_size=meta.count("vocab_size", default=len(metadata.get("tokenizer.ggml.tokens", ()))),
+            vocab_size=meta.gguf_vocabulary(metadata),
             width=width,
             heads=heads,
             head_width=head_width,

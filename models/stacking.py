@@ -152,17 +152,7 @@ class Stack(nnx.Module):
             (x, slot), (i, weights) = carry, entry
             own = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, keepdims=False), slot)
             x, new = nnx.merge(graph, weights)(x, at, starts, own)
-            write = lambda whole, part: _write_back(whole, part, i, starts, x.shape[1])  # noqa: E731
-            return (x, jax.tree.map(write, slot, new)), None
+            return (x, None if slot is None else slot.written_back(new, i, starts, x.shape[1])), None
 
         (x, slot), _ = jax.lax.scan(step, (x, slot), (jnp.arange(self.count), weights))
         return x, slot
-
-
-def _write_back(whole: Array, part: Array, layer: Array, starts: Array, t: int) -> Array:
-    """Copies the t new entries of each row of one layer, part [b, k, s, c], to their place in whole [l, b, k, s, c]."""
-    if part.shape[0] == 1:  # one row: plain slices; the general form lowers to a gather and a scatter
-        new = jax.lax.dynamic_slice_in_dim(part, starts[0], t, axis=2)
-        return jax.lax.dynamic_update_slice(whole, new[None], (layer, 0, 0, starts[0], 0))
-    rows, at = jnp.arange(part.shape[0])[:, None], starts[:, None] + jnp.arange(t)
-    return whole.at[layer, rows, :, at].set(part[rows, :, at])

@@ -90,18 +90,54 @@ def prefill_chunk_scored(
     blueprint: Blueprint, params: Params, tokens: Int[Array, "b t"], cache: Cache
 ) -> tuple[Float[Array, "b t v"], Cache]:
     """Appends all t tokens to every row; logits after each."""
+    counts = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
+    return read_chunk(blueprint, params, tokens, counts, cache, None, read=lambda logits, _: logits)
+
+
+def read_chunk(
+    blueprint: Blueprint,
+    params: Params,
+    tokens: Int[Array, "b t"],
+    counts: Int[Array, " b"],
+    cache: Cache,
+    given: Any,
+    *,
+    read: Callable[[Float[Array, "b t v"], Any], Any],
+) -> tuple[Any, Cache]:
+    """As prefill_chunk, but gives read(logits after every token, given): what is wanted of them, without their size."""
     module = blueprint.module(params)
-    x, cache = module.hidden_states(tokens, cache)
-    cache = cache.with_lengths(cache.lengths + tokens.shape[1])
-    return module.logits(x), cache.placed(blueprint.forms.place)
+    x, cache = module.hidden_states(tokens, cache, counts)
+    return read(module.logits(x), given), cache.with_lengths(cache.lengths + counts).placed(blueprint.forms.place)
+
+
+def take_rows(blueprint: Blueprint, cache: Cache, rows: Int[Array, " n"]) -> Cache:
+    """A cache whose rows are copies of these."""
+    return cache.taken(rows).placed(blueprint.forms.place)
+
+
+def put_row(blueprint: Blueprint, cache: Cache, row: Int[Array, ""], one: Cache) -> Cache:
+    """The cache with row `row` replaced by the only row of `one`, which has the same capacity."""
+    return cache.with_row(row, one).placed(blueprint.forms.place)
 
 
 Select = Callable[[Float[Array, "b v"], Array], Int[Array, " b"]]
+# (logits [b, v], state, positions [b], live [b]) -> (ids [b], notes on them, state): arrays whose first axis is b.
+Choose = Callable[[Array, Any, Array, Array], tuple[Array, Any, Any]]
 
 
 def greedy(logits: Float[Array, "b v"], key: Array) -> Int[Array, " b"]:
     """The most likely token of each row; the lowest id among equals."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+@dataclass(frozen=True)
+class Stateless:
+    """A Choose that keeps nothing but a key, from which each step has its own."""
+
+    select: Select
+
+    def __call__(self, logits: Array, key: Array, positions: Array, live: Array) -> tuple[Array, Any, Array]:
+        return self.select(logits, jax.random.fold_in(key, positions[0])), (), key
 
 
 def draft(
@@ -147,30 +183,51 @@ def decode(
     steps: int,
     select: Select = greedy,
 ) -> tuple[Int[Array, "b steps"], Float[Array, "b v"], Cache]:
+    """decode_chosen by a function of logits and a key alone: tokens, logits after the last of each row, the cache."""
+    found = decode_chosen(blueprint, params, logits, cache, key, wanted, stops, steps=steps, choose=Stateless(select))
+    return found[0], found[3], found[4]
+
+
+def decode_chosen(
+    blueprint: Blueprint,
+    params: Params,
+    logits: Float[Array, "b v"],
+    cache: Cache,
+    state: Any,
+    wanted: Int[Array, " b"],
+    stops: Int[Array, " n"],
+    *,
+    steps: int,
+    choose: Choose,
+) -> tuple[Int[Array, "b steps"], Any, Any, Float[Array, "b v"], Cache]:
     """Up to `steps` tokens a row, the first chosen from `logits`: one device loop with the cache carried in place.
 
     wanted: tokens each row still takes, 0 for a finished one. A row ends with the first token that is in `stops` (which
     is part of the result) or when it has what it wanted; its further places hold -1 and its cache length stays. The
-    loop ends when all rows have. Returns tokens, logits after the last token of each row, and the cache.
+    loop ends when all rows have. Returns tokens, what `choose` noted of each [b, steps, …] (where there is none, of no
+    meaning), its state, logits after the last token of each row, and the cache.
     """
     module = blueprint.module(params)
     b = logits.shape[0]
+    noted = jax.eval_shape(choose, logits, state, cache.lengths, wanted > 0)[1]
+    no_notes = jax.tree.map(lambda a: jnp.zeros((b, steps, *a.shape[1:]), a.dtype), noted)
 
     def unfinished(carry):
         i, left, *_ = carry
         return (i < steps) & jnp.any(left > 0)
 
     def step(carry):
-        i, left, tokens, logits, cache = carry
-        chosen = select(logits, jax.random.fold_in(key, i))
+        i, left, tokens, notes, state, logits, cache = carry
         live = left > 0
+        chosen, new, state = choose(logits, state, cache.lengths, live)
+        notes = jax.tree.map(lambda all_, one: all_.at[:, i].set(one), notes, new)
         tokens = tokens.at[:, i].set(jnp.where(live, chosen, -1))
         x, cache = module.hidden_states(jnp.where(live, chosen, 0)[:, None], cache)
         logits = jnp.where(live[:, None], module.logits(x[:, 0]), logits)
         cache = cache.with_lengths(cache.lengths + live).placed(blueprint.forms.place)
         left = jnp.where(jnp.isin(chosen, stops), 0, jnp.maximum(left - 1, 0))
-        return i + 1, jnp.where(live, left, 0), tokens, logits, cache
+        return i + 1, jnp.where(live, left, 0), tokens, notes, state, logits, cache
 
-    first = (jnp.int32(0), wanted, jnp.full((b, steps), -1, jnp.int32), logits, cache)
-    _, _, tokens, logits, cache = jax.lax.while_loop(unfinished, step, first)
-    return tokens, logits, cache
+    first = (jnp.int32(0), wanted, jnp.full((b, steps), -1, jnp.int32), no_notes, state, logits, cache)
+    _, _, tokens, notes, state, logits, cache = jax.lax.while_loop(unfinished, step, first)
+    return tokens, notes, state, logits, cache

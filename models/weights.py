@@ -88,8 +88,24 @@ class Quantized:
         return self.dequantize()
 
     def product(self, spec: str, x: Array, numerics: Numerics) -> Array:
-        """The reference: dequantize, then a dense product."""
-        return dense_product(spec, x, self.dequantize(numerics.compute), numerics)
+        """The reference: dequantize, then a dense product. Where each output has one scale, it multiplies the product
+        of the codes: GPUs widen these within the dot, where no wide copy of the weight is made.
+        """
+        scale = self._scale_of_outputs(spec)
+        if scale is None:
+            return dense_product(spec, x, self.dequantize(numerics.compute), numerics)
+        return dense_product(spec, x, self.codes.astype(numerics.compute).reshape(self.shape), numerics) * scale
+
+    def _scale_of_outputs(self, spec: str) -> Array | None:
+        """The scale of each output of a contraction over whole rows of codes, in their axes; None for all else."""
+        given, out = spec.split("->")
+        of_weight = given.split(",")[1]
+        outer = "".join(letter for letter in of_weight if letter in out)
+        inputs = math.prod(self.shape[len(outer) :])
+        one = self.offset is None and self.block[0] == 1 and self.scale.shape[-1] == 1
+        if not one or self.codes.ndim != 2 or inputs != self.codes.shape[1] or not of_weight.startswith(outer):
+            return None
+        return self.scale.reshape(self.shape[: len(outer)]) if out.endswith(outer) else None
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Rows of a matrix, such as an embedding: only their codes and scales are read."""
@@ -162,7 +178,11 @@ class Stored(nnx.Variable):
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Entries `ids` of the first axis (embedding look-up), in `numerics.compute`."""
         value = self.get_value()
-        return value.rows(ids, numerics) if isinstance(value, Storage) else value[ids].astype(numerics.compute)
+        if isinstance(value, Storage):
+            return value.rows(ids, numerics)
+        if ids.size == 1:  # XLA turns a look-up of one row into a slice, for which a split table is gathered whole
+            return value[jnp.stack([ids, ids])][0].astype(numerics.compute)
+        return value[ids].astype(numerics.compute)
 
     def dense(self) -> Array:
         """The whole weight as one array: norm scales, biases."""

@@ -4,6 +4,7 @@
     logits = lm(ids)                       # [b, t] -> float32 [b, t, v]
     rzoo.generate(lm, "What is the capital of France?").text
     lm = rzoo.tune(lm)                     # the fastest programs for this machine within the policy
+    rzoo.plan("ultra-253b", gpu="h100", devices=64)   # memory and traffic per GPU, compiled without one
     rzoo.save(lm, "steps/")                # restored by load on any mesh: load("steps/", mesh={"tensor": 4})
 
 Nothing heavy is imported until one of these names is used.
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from rzoo.checkpoint.save import export as export
     from rzoo.checkpoint.training import save as save
     from rzoo.compile.autotune import tune as tune
+    from rzoo.compile.plan import Plan as Plan, plan as plan
     from rzoo.core import RzooError as RzooError
-    from rzoo.engine.generate import (
-        Completion as Completion,
-        generate as generate,
-        prompt_ids as prompt_ids,
-        stream as stream,
-    )
+    from rzoo.engine.generate import generate as generate, stream as stream
+    from rzoo.engine.prompts import prompt_ids as prompt_ids
+    from rzoo.engine.rows import Completion as Completion
+    from rzoo.engine.score import Score as Score, score as score
+    from rzoo.engine.session import Session as Session
     from rzoo.handle import LM as LM
 
 __version__ = "0.1.0"
@@ -32,14 +33,19 @@ __version__ = "0.1.0"
 # Public name -> module that defines it.
 _PUBLIC = {
     "LM": "rzoo.handle",
-    "Completion": "rzoo.engine.generate",
+    "Completion": "rzoo.engine.rows",
+    "Plan": "rzoo.compile.plan",
     "RzooError": "rzoo.core",
+    "Score": "rzoo.engine.score",
+    "Session": "rzoo.engine.session",
     "export": "rzoo.checkpoint.save",
     "generate": "rzoo.engine.generate",
     "load": "rzoo.checkpoint.load",
+    "plan": "rzoo.compile.plan",
     "presets": "rzoo.catalog",
-    "prompt_ids": "rzoo.engine.generate",
+    "prompt_ids": "rzoo.engine.prompts",
     "save": "rzoo.checkpoint.training",
+    "score": "rzoo.engine.score",
     "stream": "rzoo.engine.generate",
     "tune": "rzoo.compile.autotune",
 }

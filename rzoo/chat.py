@@ -85,15 +85,75 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
     reasoning); no tags and not opened (all is the answer, and the reasoning is None). Newlines next to a tag are
     dropped.
     """
-    body = text.lstrip()
-    if body.startswith(THINK):
-        body = body.removeprefix(THINK)
-    elif opened:
-        body = text
-    else:
-        return None, text
-    reasoning, closed, answer = body.partition(END_THINK)
-    return (reasoning.strip("\n"), answer.lstrip("\n")) if closed else (reasoning.lstrip("\n"), "")
+    splitter = ReasoningSplitter(opened=opened)
+    (reasoning, answer), (last_reasoning, last_answer) = splitter.push(text), splitter.finish()
+    return reasoning + last_reasoning if splitter.thought else None, answer + last_answer
+
+
+class ReasoningSplitter:
+    """`split_reasoning` of text that comes in pieces, wherever these cut a tag: all that it gives, joined, is the same.
+
+    Holds back what may yet be a tag, and the newlines before it. `thought`: whether any reasoning was begun.
+    """
+
+    def __init__(self, *, opened: bool):
+        self.thought = opened
+        self._held = ""
+        self._read = self._undecided
+
+    def push(self, text: str) -> tuple[str, str]:
+        """The (reasoning, answer) that became certain with `text`."""
+        text, self._held = self._held + text, ""
+        return self._read(text)
+
+    def finish(self) -> tuple[str, str]:
+        """The (reasoning, answer) that was still held back at the end."""
+        text, self._held = self._held, ""
+        return (text.lstrip("\n") if self._read == self._undecided else text, "") if self.thought else ("", text)
+
+    def _undecided(self, text: str) -> tuple[str, str]:
+        body = text.lstrip()
+        if len(body) < len(THINK) and THINK.startswith(body):
+            self._held = text
+            return "", ""
+        tagged = body.startswith(THINK)
+        self.thought = self.thought or tagged
+        self._read = self._before_reasoning if self.thought else self._plain
+        return self._read(body.removeprefix(THINK) if tagged else text)
+
+    def _before_reasoning(self, text: str) -> tuple[str, str]:
+        if text := text.lstrip("\n"):
+            self._read = self._reasoning
+            return self._reasoning(text)
+        return "", ""
+
+    def _reasoning(self, text: str) -> tuple[str, str]:
+        reasoning, closed, answer = text.partition(END_THINK)
+        if closed:
+            self._read = self._before_answer
+            return reasoning.rstrip("\n"), self._before_answer(answer)[1]
+        tag = next((size for size in range(len(END_THINK) - 1, 0, -1) if text.endswith(END_THINK[:size])), 0)
+        certain = text[: len(text) - tag].rstrip("\n")
+        self._held = text[len(certain) :]
+        return certain, ""
+
+    def _before_answer(self, text: str) -> tuple[str, str]:
+        if text := text.lstrip("\n"):
+            self._read = self._plain
+        return "", text
+
+    def _plain(self, text: str) -> tuple[str, str]:
+        return "", text
+
+
+def reply(text: str, *, opened: bool) -> dict[str, Any]:
+    """The message that holds what a model wrote, for the next turn: reasoning between both of its tags.
+
+    With the tag that the prompt had opened put in front, a template that keeps reasoning renders the very prompt and
+    answer again, and one that drops it finds all of it.
+    """
+    written = text.lstrip().startswith(THINK) or not opened
+    return {"role": "assistant", "content": text if written else f"{THINK}\n{text}"}
 
 
 def opens_reasoning(prompt: str) -> bool:

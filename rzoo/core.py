@@ -1,4 +1,4 @@
-"""What every package shares: the letters of shapes, array types, dtype names, the one exception base.
+"""What every package shares: the letters of shapes, dtype names, the one exception base.
 
 One letter has one meaning, in shapes, einsum strings and as the logical name of an axis that sharding maps to a mesh:
 
@@ -16,21 +16,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
-
-Tokens = Int[Array, "b t"]
-Positions = Int[Array, "b t"]
-Hidden = Float[Array, "b t d"]
-Queries = Float[Array, "b t h c"]
-Keys = Float[Array, "b k s c"]
-Logits = Float[Array, "b t v"]
+import ml_dtypes
+import numpy as np
 
 # Names that users, configs and checkpoints write -> dtype.
 DTYPES: dict[str, Any] = {
-    "float32": jnp.dtype("float32"),
-    "bfloat16": jnp.dtype("bfloat16"),
-    "float16": jnp.dtype("float16"),
+    "float32": np.dtype("float32"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype("float16"),
 }
 DTYPE_ALIASES = {"f32": "float32", "fp32": "float32", "bf16": "bfloat16", "f16": "float16", "fp16": "float16"}
 
@@ -51,14 +44,14 @@ def dtype_named(name: Any) -> Any:
 
     Raises RzooError for a name that rzoo does not compute in.
     """
-    text = name if isinstance(name, str) else jnp.dtype(name).name
+    text = name if isinstance(name, str) else np.dtype(name).name
     known = DTYPES.get(DTYPE_ALIASES.get(text, text))
     if known is None:
         raise RzooError(f"dtype ({text}) must be one of {', '.join(DTYPES)}", field="dtype", value=text)
     return known
 
 
-def figure(**settings: Any) -> Any:
+def new_figure(**settings: Any) -> Any:
     """An empty figure of matplotlib's, made without a display. Raises RzooError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
@@ -66,6 +59,15 @@ def figure(**settings: Any) -> Any:
         fix = "pip install 'rzoo[plot]', or leave --plot out"
         raise RzooError("a picture needs matplotlib, which is not installed", field="plot", fix=fix) from None
     return Figure(**settings)
+
+
+def save_figure(picture: Any, path: Any) -> None:
+    """Writes a figure as the kind of file that its name ends in. Raises RzooError where that can't be done."""
+    try:
+        picture.savefig(path)
+    except (OSError, ValueError) as error:
+        fix = "name a file in a folder that exists, such as picture.png"
+        raise RzooError(f"{path} can't be written: {error}", field="plot", value=str(path), fix=fix) from None
 
 
 def closest(name: str, known: list[str]) -> str:

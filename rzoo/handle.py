@@ -81,11 +81,20 @@ class LM:
         return step.Blueprint(self.config, self.forms)
 
     def with_params(self, params: registry.Params) -> "LM":
-        """The same model over other parameters. Raises RzooError where their names are not those of the model."""
-        allowed = (self.params, registry.abstract_weights(self.config), stacked_weights(self.config))
-        if all(params.keys() != names.keys() for names in allowed):
-            odd = sorted(params.keys() ^ self.params.keys())
+        """The same model over other parameters: per layer, stacked, or of the names that this handle holds.
+
+        Raises RzooError where their names or shapes are not those of the model.
+        """
+        shapes = {path: weight.shape for path, (_, weight) in registry.abstract_weights(self.config).items()}
+        stacked = {path: weight.shape for path, (_, weight) in stacked_weights(self.config).items()}
+        own, given = _shapes(self.params), _shapes(params)
+        wanted = next((allowed for allowed in (shapes, stacked, own) if allowed.keys() == given.keys()), None)
+        if wanted is None:
+            odd = sorted(given.keys() ^ own.keys())
             raise RzooError(f"params: {len(odd)} names differ from the model's: {', '.join(odd[:4])}", field="params")
+        wrong = [f"{path} is {given[path]}, not {shape}" for path, shape in wanted.items() if given[path] != shape]
+        if wrong:
+            raise RzooError(f"params: {len(wrong)} differ from the model's: {'; '.join(wrong[:8])}", field="params")
         return replace(self, params=params)
 
     def module(self) -> nnx.Module:
@@ -159,6 +168,11 @@ class LM:
     def __repr__(self) -> str:
         count = registry.count_parameters(self.config)
         return f"LM({self.source}, {count:,} parameters, policy {self.policy})"
+
+
+def _shapes(params: registry.Params) -> dict[str, Any]:
+    """The logical shape of each parameter; of one that has none, the name of its type."""
+    return {path: getattr(value, "shape", type(value).__name__) for path, value in params.items()}
 
 
 def checked_ids(ids: Any, config: Any) -> np.ndarray:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from rzoo.core import RzooError
+from rzoo.vocabulary import token_id, vocabulary_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +140,15 @@ class Tokenizer:
         """The id of the token that is spelled `text` in the vocabulary; None when there is none."""
         return self.core.token_to_id(text)
 
-    def settings(self) -> dict[str, Any]:
-        """What tokenizer_config.json says beside tokenizer.json: the tokens of `bos_id`, `eos_ids`, `pad_id`."""
-        ids = {"bos": self.bos_id, "eos": next(iter(self.eos_ids), None), "pad": self.pad_id}
-        tokens = {f"{name}_token": self.core.id_to_token(i) for name, i in ids.items() if i is not None}
-        return {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos_token, **tokens}
-
     def to_json(self) -> str:
-        """The contents of a tokenizer.json that gives this tokenizer back."""
+        """The contents of a tokenizer.json that, with `settings` beside it, gives this tokenizer back."""
         return self.core.to_str()
+
+    def settings(self) -> dict[str, Any]:
+        """The contents of a tokenizer_config.json: what tokenizer.json has no place for, the chat template apart."""
+        ids = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None), "pad_token": self.pad_id}
+        named = {name: self.core.id_to_token(number) for name, number in ids.items() if number is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": self.add_bos_token, **named}
 
 
 class IncrementalDecoder:
@@ -336,117 +336,18 @@ def _template_text(value: Any) -> str | None:
 # GGUF vocabularies
 
 
-class PreTokenizer(NamedTuple):
-    """How a GGUF `pre` cuts text: by each regular expression in turn, or by GPT-2's own when there are none."""
-
-    patterns: tuple[str, ...]
-    digits: bool = False
-    nfc: bool = False
-    ignore_merges: bool = False
-    add_bos: bool = False
-
-
-def _llama3_pattern(digits: str) -> str:
-    contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return rf"{contractions}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{rest}"
-
-
-_DEEPSEEK_V3_PATTERNS = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-
-# tokenizer.ggml.pre -> how it cuts text. Source: llama.cpp's llama-vocab and the models' own tokenizer.json.
-PRE_TOKENIZERS = {
-    "smollm": PreTokenizer((), digits=True),
-    "gpt-2": PreTokenizer(()),
-    "default": PreTokenizer(()),
-    "llama-bpe": PreTokenizer((_llama3_pattern(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True),
-    "qwen2": PreTokenizer((_llama3_pattern(r"\p{N}"),), nfc=True),
-    "deepseek-r1-qwen": PreTokenizer((_llama3_pattern(r"\p{N}"),)),
-    "deepseek-v3": PreTokenizer(_DEEPSEEK_V3_PATTERNS, add_bos=True),
-}
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _ENDS = ("eos", "eot", "eom")  # of sentence, turn, message
 
 
 def _from_gguf(metadata: dict[str, Any]) -> Tokenizer:
-    pre = PRE_TOKENIZERS[_choice(metadata, "tokenizer.ggml.pre", tuple(PRE_TOKENIZERS), "default")]
-    _choice(metadata, "tokenizer.ggml.model", ("gpt2",), None)
-    tokens = _list(metadata, "tokenizer.ggml.tokens", str)
-    core = _byte_level_bpe(pre, tokens, _merges(metadata))
-    types = _list(metadata, "tokenizer.ggml.token_type", int) if "tokenizer.ggml.token_type" in metadata else []
-    if types and len(types) != len(tokens):
-        words = f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens"
-        raise RzooError(words, field="tokenizer.ggml.token_type", value=len(types))
-    kinds = {token: kind for token, kind in zip(tokens, types, strict=False) if kind in (_CONTROL, _USER_DEFINED)}
-    core.add_tokens([AddedToken(t, special=kind == _CONTROL, normalized=False) for t, kind in kinds.items()])
-    ids = {name: _gguf_id(metadata, name, len(tokens)) for name in ("bos", *_ENDS, "padding")}
+    core, add_bos = vocabulary_of(metadata)
+    size = len(metadata["tokenizer.ggml.tokens"])
+    ids = {name: token_id(metadata, name, size) for name in ("bos", *_ENDS, "padding")}
     return Tokenizer(
         core,
         bos_id=ids["bos"],
         eos_ids=tuple(number for name, number in ids.items() if name in _ENDS and number is not None),
         pad_id=ids["padding"],
-        add_bos_token=bool(metadata.get("tokenizer.ggml.add_bos_token", pre.add_bos)) and ids["bos"] is not None,
+        add_bos_token=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)) and ids["bos"] is not None,
         chat_template=_template_text(metadata.get("tokenizer.chat_template")),
     )
-
-
-def _byte_level_bpe(pre: PreTokenizer, tokens: list[str], merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
-    vocab = {token: number for number, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        repeated = next(token for number, token in enumerate(tokens) if vocab[token] != number)
-        raise RzooError(
-            f"tokenizer.ggml.tokens holds {repeated!r} twice", field="tokenizer.ggml.tokens", value=repeated
-        )
-    try:
-        core = tokenizers.Tokenizer(models.BPE(vocab, merges, fuse_unk=False, ignore_merges=pre.ignore_merges))
-    except Exception as error:  # the library raises the bare class
-        words = f"tokenizer.ggml.merges do not fit the tokens: {error}"
-        raise RzooError(words, field="tokenizer.ggml.merges") from error
-    splits: list[Any] = [
-        pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated") for pattern in pre.patterns
-    ]
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if pre.digits else []
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pre.patterns)
-    core.pre_tokenizer = pre_tokenizers.Sequence([*digits, *splits, bytes_])
-    core.decoder = decoders.ByteLevel()
-    if pre.nfc:
-        core.normalizer = normalizers.NFC()
-    return core
-
-
-def _choice(metadata: dict[str, Any], key: str, known: tuple[str, ...], default: str | None) -> str:
-    value = metadata.get(key, default)
-    if value not in known:
-        fix = f"supported: {', '.join(known)}"
-        raise RzooError(f"{key} ({value!r:.60}) is not one that rzoo can rebuild", field=key, value=value, fix=fix)
-    return value
-
-
-def _list(metadata: dict[str, Any], key: str, kind: type) -> list[Any]:
-    value = metadata.get(key)
-    if not isinstance(value, list) or not value or not all(type(item) is kind for item in value):
-        found = "nothing" if value is None else f"{value!r:.40}"
-        raise RzooError(f"{key} must be a list of {kind.__name__}, found {found}", field=key)
-    return value
-
-
-def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "tokenizer.ggml.merges", str)]
-    broken = next((merge for merge in merges if len(merge) != 2), None)
-    if broken is not None:
-        words = f"tokenizer.ggml.merges holds {broken[0]!r}, which is no pair of tokens"
-        raise RzooError(words, field="tokenizer.ggml.merges", value=broken[0])
-    return merges
-
-
-def _gguf_id(metadata: dict[str, Any], name: str, size: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    value = metadata.get(key)
-    if value is not None and not (type(value) is int and 0 <= value < size):
-        raise RzooError(f"{key} ({value!r:.40}) must be from 0 to {size - 1}", field=key, value=value)
-    return value

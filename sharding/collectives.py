@@ -51,7 +51,7 @@ class OnShards:
         if argument is None:
             return None
         if axes is None:
-            return self.placement.parts(argument.get_value(), argument.out_sharding)
+            return self.placement.parts(argument.get_value(), own_axes(argument))
         return self.placement.spec(axes, argument.shape)
 
     def _like(self, argument: Any, part: Any) -> Any:
@@ -59,8 +59,13 @@ class OnShards:
         if not isinstance(argument, Stored):
             return part
         if isinstance(part, Quantized):
-            part = replace(part, shape=self.placement.local_shape(argument.out_sharding, part.shape))
-        return type(argument)(part, out_sharding=argument.out_sharding, eager_sharding=False)
+            part = replace(part, shape=self.placement.local_shape(own_axes(argument), part.shape))
+        return type(argument)(part, out_sharding=own_axes(argument), eager_sharding=False)
+
+
+def own_axes(weight: Stored) -> tuple[str, ...]:
+    """The axes of a weight; of one layer's in a loop over a stack those without l, which the loop took."""
+    return tuple(weight.out_sharding[-len(weight.shape) :])
 
 
 @dataclass(frozen=True)
@@ -118,10 +123,12 @@ class AttendInShares:
     """Attention against a cache whose positions are split over the axis `group` of the mesh.
 
     Each device takes the queries of its whole group to the positions that it holds; the partial softmaxes are exchanged
-    in one all-to-all, after which each has those of its own heads, and adds them up.
+    in one all-to-all, after which each has those of its own heads, and adds them up. size: positions of a device in one
+    step, as in attend_in_blocks.
     """
 
     placement: Placement
+    size: int | None = None
 
     def __call__(
         self,
@@ -134,7 +141,7 @@ class AttendInShares:
     ) -> Float[Array, "b t h z"]:
         """As the functions of attention.py."""
         on = OnShards(attend_in_shares, self.placement, ("bthc", "bksc", "bksz", "b"), "bthz")
-        return on(q, keys, values, starts, scale, numerics)
+        return on(q, keys, values, starts, scale, numerics, self.size)
 
 
 def attend_in_shares(
@@ -144,6 +151,7 @@ def attend_in_shares(
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
+    size: int | None = None,
 ) -> Float[Array, "b t h z"]:
     """What one device of a group does: q of its own heads, keys and values of its own positions."""
     ways, s = jax.lax.axis_size("group"), keys.shape[2]
@@ -152,7 +160,7 @@ def attend_in_shares(
     k, z = keys.shape[1], values.shape[3]
     part = lambda a, at, size: jax.lax.dynamic_slice_in_dim(a, at, size, axis=2)  # noqa: E731
     block = lambda at, size: (part(keys, at, size), part(values, at, size))  # noqa: E731
-    top, total, out = partial_sums(q, block, k, s, z, own, scale, numerics)
+    top, total, out = partial_sums(q, block, k, s, z, own, scale, numerics, size)
     packed = jnp.concatenate([out, total[..., None], top[..., None]], axis=-1)  # [b, k, g, t, z + 2]
     b, _, _, t, wide = packed.shape
     by_head = packed.reshape(b, ways, -1, t, wide)
@@ -176,6 +184,11 @@ class SplitSlot(Slot):
             self, keys=self._written(self.keys, keys, starts), values=self._written(self.values, values, starts)
         )
 
+    def written_back(self, new: Any, layer: Any, starts: Any, t: int) -> "SplitSlot":
+        """As Slot.written_back; each device copies the entries in its part."""
+        on = OnShards(write_own_back, self.placement, ("lbksc", "bksc", "", "b"), "lbksc")
+        return jax.tree.map(lambda whole, part: on(whole, part, layer, starts, t), self, new)
+
     def _written(self, old: Array, new: Array, starts: Array) -> Array:
         on = OnShards(write_own, self.placement, ("bksc", "bktc", "b"), "bksc")
         return on(old, new, starts)
@@ -185,8 +198,25 @@ def write_own(
     old: Float[Array, "b k s c"], new: Float[Array, "b k t c"], starts: Int[Array, " b"]
 ) -> Float[Array, "b k s c"]:
     """What one device of a group does: entries outside of its positions are dropped."""
-    s, t = old.shape[2], new.shape[2]
-    places = starts[:, None] + jnp.arange(t) - jax.lax.axis_index("group") * s
-    places = jnp.where(places < 0, s, places)
+    places = own_places(starts, new.shape[2], old.shape[2])
     row = lambda own, fresh, at: own.at[:, at].set(fresh.astype(own.dtype), mode="drop")  # noqa: E731
     return jax.vmap(row)(old, new, places)
+
+
+def write_own_back(
+    whole: Float[Array, "l b k s c"],
+    part: Float[Array, "b k s c"],
+    layer: Int[Array, ""],
+    starts: Int[Array, " b"],
+    t: int,
+) -> Float[Array, "l b k s c"]:
+    """What one device of a group does with the entries that a layer of a run has appended."""
+    rows, places = jnp.arange(part.shape[0])[:, None], own_places(starts, t, part.shape[2])
+    new = part.at[rows, :, places].get(mode="clip")
+    return whole.at[layer, rows, :, places].set(new, mode="drop")
+
+
+def own_places(starts: Int[Array, " b"], t: int, s: int) -> Int[Array, "b t"]:
+    """Where a device of a group, with s positions of a cache, keeps t entries from `starts`: s or more for others'."""
+    places = starts[:, None] + jnp.arange(t) - jax.lax.axis_index("group") * s
+    return jnp.where(places < 0, s, places)

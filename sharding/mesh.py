@@ -1,7 +1,7 @@
 """Meshes: devices in named axes, as many as were asked for and not as many as there are."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,13 +40,14 @@ def checked_sizes(sizes: Mapping[str, int]) -> Sizes:
     return {name: sizes[name] for name in ASKED if name in sizes}
 
 
-def make_mesh(sizes: Sizes) -> Mesh:
+def make_mesh(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over the first devices of the machine, or over all devices of all processes.
 
-    Raises RzooError where there are fewer, and where several processes would leave some out.
+    devices: others than the machine's, such as GPUs that programs are compiled for. Raises RzooError where there are
+    fewer, and where several processes would leave some out.
     """
     names = [name for name in AXES if name in sizes]
-    count, devices = math.prod(sizes.values()), jax.devices()
+    count, devices = math.prod(sizes.values()), jax.devices() if devices is None else devices
     if count > len(devices):
         fix = f"on CPUs, start with XLA_FLAGS=--xla_force_host_platform_device_count={count}"
         raise RzooError(
@@ -67,7 +68,7 @@ def make_mesh(sizes: Sizes) -> Mesh:
 
 def sizes_of(mesh: Any) -> Sizes:
     """Mesh axis -> number of devices."""
-    return dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
+    return dict(mesh.shape)
 
 
 def spelled(sizes: Mapping[str, int]) -> str:

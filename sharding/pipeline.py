@@ -15,14 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 from jaxtyping import Array
 
 from rzoo.core import RzooError
 from rzoo.models.cache import Cache
 from rzoo.models.forms import Forms
 from rzoo.models.registry import Params, abstract_weights, family_of, set_weight
-from rzoo.models.step import Blueprint, greedy
+from rzoo.models.step import Blueprint, Stateless, greedy
 from rzoo.sharding.placement import Placement
 from rzoo.sharding.rules import Rules
 
@@ -43,7 +42,7 @@ class Stage:
 class Pipeline:
     """The stages of one model, in order. It stands in a handle's forms in the place of a single placement."""
 
-    mesh: Mesh
+    mesh: Any
     rules: Rules
     stages: tuple[Stage, ...]
 
@@ -122,10 +121,30 @@ class PipelineCache(Cache):
         put = lambda cache, rows: cache.with_lengths(jax.device_put(new[rows], cache.lengths.sharding))  # noqa: E731
         return PipelineCache(tuple(tuple(put(cache, rows) for cache in group) for group, rows in parts), None)
 
+    def taken(self, rows: Any) -> "PipelineCache":
+        """A copy of these rows, in this order, in groups anew."""
+        return _regrouped(
+            self.slots, [part for part in np.array_split(np.asarray(rows), len(self.slots[0])) if len(part)]
+        )
+
+    def with_row(self, row: Any, one: Cache) -> "PipelineCache":
+        """A copy with row `row` replaced by the only row of `one`, which has the same capacity."""
+        sizes = [group[-1].lengths.shape[0] for group in self.slots]
+        picks = np.arange(sum(sizes))
+        picks[int(row)] = sum(sizes)
+        return _regrouped((*self.slots, *one.slots), np.split(picks, np.cumsum(sizes)[:-1]))
+
     def grown(self, capacity: int) -> "PipelineCache":
         """A copy with room for `capacity` tokens a row."""
         grow = lambda cache: cache.grown(capacity) if jax.tree.leaves(cache.slots) else cache  # noqa: E731
         return PipelineCache(tuple(tuple(grow(cache) for cache in group) for group in self.slots), None)
+
+
+def _regrouped(groups: Sequence[Sequence[Cache]], picks: Sequence[np.ndarray]) -> PipelineCache:
+    """The rows of all groups, counted through, as groups of these."""
+    join = lambda *parts: jnp.concatenate(parts, axis=max(parts[0].ndim - 4, 0))  # noqa: E731
+    stages = [jax.tree.map(join, *caches) for caches in zip(*groups, strict=True)]
+    return PipelineCache(tuple(tuple(stage.taken(jnp.asarray(rows)) for stage in stages) for rows in picks), None)
 
 
 @dataclass(frozen=True)
@@ -161,7 +180,7 @@ def _of_stage(make: Callable[[int], Cache], stage: Stage) -> Callable[[int], Cac
 
 
 @partial(jax.jit, static_argnames=("blueprint", "layers"), donate_argnames="cache")
-def _through(
+def through_stage(
     blueprint: Blueprint, params: Params, x: Array, cache: Cache | None, *, layers: tuple[int, int]
 ) -> tuple[Array, Cache | None]:
     """One stage: tokens or activations in, activations out, after the final norm where it is the last."""
@@ -205,7 +224,7 @@ class _Run:
         for stage, blueprint, params, cache in zip(self.stages, self.blueprints, self.params, caches, strict=True):
             place = stage.placement
             x = jax.device_put(x, place.shardings(place.spec("btd"[: x.ndim], x.shape)))
-            x, cache = _through(blueprint, params, x, cache, layers=(stage.first, stage.stop))
+            x, cache = through_stage(blueprint, params, x, cache, layers=(stage.first, stage.stop))
             out.append(cache)
         return x, tuple(out)
 
@@ -252,12 +271,12 @@ def prefill_chunk_scored(
     blueprint: Blueprint, params: Params, tokens: np.ndarray, cache: PipelineCache
 ) -> tuple[Array, PipelineCache]:
     """As step.prefill_chunk_scored."""
-    run, logits, groups = _Run(blueprint, params), [], []
-    for rows, caches in zip(rows_of(cache), cache.slots, strict=True):
-        x, caches = run.through(tokens[rows], caches)
-        logits.append(run.logits(x))
-        groups.append(run.lengthened(caches, np.int32(tokens.shape[1])))
-    return jnp.concatenate(logits), PipelineCache(tuple(groups), None)
+    counts = np.full(len(tokens), tokens.shape[1], np.int32)
+    return read_chunk(blueprint, params, tokens, counts, cache, None, read=_all)
+
+
+def _all(logits: Array, given: None) -> Array:
+    return logits
 
 
 def rows_of(cache: PipelineCache) -> list[slice]:
@@ -273,44 +292,104 @@ def decode(
     cache: PipelineCache,
     key: Array,
     wanted: np.ndarray,
-    stops: Array,
+    stops: Any,
     *,
     steps: int,
     select: Any = greedy,
 ) -> tuple[Array, Array, PipelineCache]:
     """As step.decode, but that rows which ended take part until the last of `steps`."""
+    keys = jnp.broadcast_to(key, logits.shape[:1])
+    choose = _OneKey(select)
+    found = decode_chosen(blueprint, params, logits, cache, keys, wanted, stops, steps=steps, choose=choose)
+    return found[0], found[3], found[4]
+
+
+@dataclass(frozen=True)
+class _OneKey(Stateless):
+    """The same with a copy of the key for each row, as a state that is cut into groups of rows must be."""
+
+    def __call__(self, logits: Array, key: Array, positions: Array, live: Array) -> tuple[Array, Any, Array]:
+        return super().__call__(logits, key[0], positions, live)[0], (), key
+
+
+def decode_chosen(
+    blueprint: Blueprint,
+    params: Params,
+    logits: Array,
+    cache: PipelineCache,
+    state: Any,
+    wanted: np.ndarray,
+    stops: Any,
+    *,
+    steps: int,
+    choose: Any,
+) -> tuple[Array, Any, Any, Array, PipelineCache]:
+    """As step.decode_chosen, but that rows which ended take part until the last of `steps`."""
     run, rows = _Run(blueprint, params), rows_of(cache)
     scores, left = [logits[r] for r in rows], [wanted[r] for r in rows]
-    groups, tokens = list(cache.slots), [[] for _ in rows]  # type: ignore[var-annotated]
-    for i in range(int(min(steps, np.max(wanted)))):
+    states = [jax.tree.map(lambda a, r=r: a[r], state) for r in rows]
+    groups, tokens, notes = list(cache.slots), [[] for _ in rows], [[] for _ in rows]  # type: ignore[var-annotated]
+    taken = int(min(steps, np.max(wanted)))
+    for _ in range(taken):
         for g, caches in enumerate(groups):
-            chosen, shown, more, left[g] = _choose(scores[g], key, i, left[g], stops, select=select)
+            chosen, shown, more, left[g], noted, states[g] = _choose(
+                scores[g], states[g], caches[-1].lengths, left[g], stops, choose=choose
+            )
             x, caches = run.through(chosen[:, None], caches)
             scores[g] = _kept(run.logits(x, None), scores[g], more)
             groups[g] = run.lengthened(caches, more)
             tokens[g].append(shown)
-    return jnp.asarray(_table(tokens, len(logits), steps)), jnp.concatenate(scores), PipelineCache(tuple(groups), None)
+            notes[g].append(noted)
+    found, noted = (_joined([_joined(columns, jnp.stack, 1) for columns in of]) for of in (tokens, notes))
+    found = jnp.pad(found, ((0, 0), (0, steps - taken)), constant_values=-1)
+    return found, noted, _joined(states), jnp.concatenate(scores), PipelineCache(tuple(groups), None)
 
 
-@partial(jax.jit, static_argnames="select")
-def _choose(logits: Array, key: Array, i: Any, left: Array, stops: Array, *, select: Any) -> tuple[Array, ...]:
-    """One token a row: its id (0 for a finished row), the same with -1 there, 1 for a live row, what is left."""
-    chosen, live = select(logits, jax.random.fold_in(key, i)), left > 0
+def _joined(parts: Sequence[Any], join: Any = jnp.concatenate, axis: int = 0) -> Any:
+    return jax.tree.map(lambda *arrays: join(arrays, axis=axis), *parts)
+
+
+def read_chunk(
+    blueprint: Blueprint, params: Params, tokens: Any, counts: Any, cache: PipelineCache, given: Any, *, read: Any
+) -> tuple[Any, PipelineCache]:
+    """As step.read_chunk."""
+    run, found, groups = _Run(blueprint, params), [], []
+    for rows, caches in zip(rows_of(cache), cache.slots, strict=True):
+        x, caches = run.through(tokens[rows], caches)
+        found.append(_read(run.logits(x), jax.tree.map(lambda a, r=rows: a[r], given), read=read))
+        groups.append(run.lengthened(caches, counts[rows]))
+    return _joined(found), PipelineCache(tuple(groups), None)
+
+
+@partial(jax.jit, static_argnames="read")
+def _read(logits: Array, given: Any, *, read: Any) -> Any:
+    return read(logits, given)
+
+
+def take_rows(blueprint: Blueprint, cache: PipelineCache, rows: Any) -> PipelineCache:
+    """As step.take_rows."""
+    return cache.taken(rows)
+
+
+def put_row(blueprint: Blueprint, cache: PipelineCache, row: Any, one: PipelineCache) -> PipelineCache:
+    """As step.put_row."""
+    return cache.with_row(row, one)
+
+
+@partial(jax.jit, static_argnames="choose")
+def _choose(
+    logits: Array, state: Any, positions: Array, left: Array, stops: Array, *, choose: Any
+) -> tuple[Array, Array, Array, Array, Any, Any]:
+    """One token a row: its id (0 for a finished row), the same with -1 there, 1 for a live row, what is left; what was
+    noted, and the state.
+    """
+    live = left > 0
+    chosen, notes, state = choose(logits, state, positions, live)
     after = jnp.where(jnp.isin(chosen, stops), 0, jnp.maximum(left - 1, 0))
-    return jnp.where(live, chosen, 0), jnp.where(live, chosen, -1), live.astype(jnp.int32), jnp.where(live, after, 0)
+    shown, more = jnp.where(live, chosen, -1), live.astype(jnp.int32)
+    return jnp.where(live, chosen, 0), shown, more, jnp.where(live, after, 0), notes, state
 
 
 @jax.jit
 def _kept(new: Array, old: Array, live: Array) -> Array:
     return jnp.where(live[:, None] > 0, new[:, 0], old)
-
-
-def _table(tokens: list[list[Array]], batch: int, steps: int) -> np.ndarray:
-    """Shown tokens by group and step as [b, steps]."""
-    out = np.full((batch, steps), -1, np.int32)
-    row = 0
-    for group in tokens:
-        columns = np.stack([np.asarray(shown) for shown in group], axis=1)
-        out[row : row + len(columns), : columns.shape[1]] = columns
-        row += len(columns)
-    return out

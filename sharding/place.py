@@ -1,6 +1,6 @@
 """Putting a model on a mesh: its weights where the rules say, its forms such that programs keep to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from rzoo.sharding.collectives import AttendInShares, OnShards, RouteOnShards, S
 from rzoo.sharding.mesh import Sizes, checked_sizes, make_mesh
 from rzoo.sharding.pipeline import COPY, NewPipelineCache, Pipeline, Stage, stage_stops
 from rzoo.sharding.placement import Placement
-from rzoo.sharding.rules import resolve, table
+from rzoo.sharding.rules import Rules, resolve, table
 
 ATTENTION = (("bthc", "bksc", "bksz", "b"), "bthz")
 LATENT = (("bthc", "b_s_", None, None, "b"), "bthz")
@@ -40,19 +40,28 @@ def place(lm: Any, mesh: Sizes, rules: str, *, kv: str = "split") -> Any:
     return replace(lm, params=placed, forms=forms, mesh=forms.place.mesh)  # type: ignore[attr-defined]
 
 
-def forms_for(config: Any, mesh: Sizes, rules: str, forms: Forms, *, kv: str = "split") -> Forms:
-    """The forms of a model on the first devices of this machine; RzooError for all that does not work."""
+def forms_for(
+    config: Any, mesh: Sizes, rules: str, forms: Forms, *, kv: str = "split", devices: Sequence[Any] | None = None
+) -> Forms:
+    """The forms of a model on the first devices of this machine, or of `devices`; RzooError for all that does not
+    work.
+    """
     sizes, resolved = resolve(config, checked_sizes(mesh), table(rules), kv)
-    whole = make_mesh(sizes)
+    whole = make_mesh(sizes, devices)
     if "pipe" not in sizes:
         return forms_on(Placement(whole, resolved), forms)
     if jax.process_count() > 1:
         raise RzooError("a pipeline runs in one process", field="mesh", value="pipe", fix="use tensor, data or fsdp")
-    stops, stages = stage_stops(config, sizes["pipe"]), []
-    for first, stop, devices in zip([0, *stops[:-1]], stops, whole.devices, strict=True):
-        placement = Placement(Mesh(devices, whole.axis_names[1:]), resolved)
+    return forms_in_stages(config, whole, [Mesh(part, whole.axis_names[1:]) for part in whole.devices], resolved, forms)
+
+
+def forms_in_stages(config: Any, whole: Any, meshes: Sequence[Any], rules: Rules, forms: Forms) -> Forms:
+    """The forms of a pipeline with one stage on each of `meshes`, which together are `whole`."""
+    stops, stages = stage_stops(config, len(meshes)), []
+    for first, stop, mesh in zip([0, *stops[:-1]], stops, meshes, strict=True):
+        placement = Placement(mesh, rules)
         stages.append(Stage(first, stop, placement, forms_on(placement, forms)))
-    pipeline = Pipeline(whole, resolved, tuple(stages))
+    pipeline = Pipeline(whole, rules, tuple(stages))
     return replace(forms, place=pipeline, new_cache=NewPipelineCache(pipeline, forms))
 
 

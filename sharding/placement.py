@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from rzoo.core import RzooError
 from rzoo.models.weights import Quantized
@@ -16,9 +16,11 @@ from rzoo.sharding.rules import Axes, Rules, Table
 
 @dataclass(frozen=True)
 class Placement:
-    """A mesh and the rules by which arrays lie on it. Hashable, so that programs can be kept by it."""
+    """A mesh and the rules by which arrays lie on it. Hashable, so that programs can be kept by it. An abstract mesh
+    serves shapes alone.
+    """
 
-    mesh: Mesh
+    mesh: Any
     rules: Rules
 
     def __call__(self, x: Any, axes: str) -> Any:
@@ -70,14 +72,17 @@ class Placement:
         stack = value.codes.ndim - 2
         rows = _merged(value.shape[stack:], value.codes.shape[-2])
         split = PartitionSpec(*spec[:stack], spec[stack], spec[stack + rows])
-        return replace(value, codes=split, scale=split, offset=None if value.offset is None else split)
+        # Of an axis that is one block, every device has the scale.
+        whole = [n == 1 for n in value.scale.shape]
+        of_block = PartitionSpec(*(None if one else on for one, on in zip(whole, split, strict=True)))
+        return replace(value, codes=split, scale=of_block, offset=None if value.offset is None else of_block)
 
     def check_blocks(self, path: str, value: Quantized, axes: Sequence[str]) -> None:
         """Raises RzooError where a quantized weight would be cut within a block."""
         split = self._parts(self.rules.weights, value, axes).codes
         for size, on, block in zip(value.codes.shape[-2:], split[-2:], value.block, strict=True):
             degree = self.degree(on)
-            if degree > 1 and size // degree % block:
+            if degree > 1 and block < size and size // degree % block:
                 raise RzooError(
                     f"{path}: {size} over {on} ({degree}) cuts blocks of {block}",
                     field=path,

@@ -21,9 +21,20 @@ def turned(matrix: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_llama(
-    path: Path, golden: str, config, *, kind=gguf.GGMLQuantizationType.F32, rope_freqs=None, **changes
+    path: Path,
+    golden: str,
+    config,
+    *,
+    kind=gguf.GGMLQuantizationType.F32,
+    rope_freqs=None,
+    extra=(),
+    tokens=None,
+    **changes,
 ) -> Path:
-    """A golden checkpoint with its config as a GGUF file; `changes` replace metadata keys (None drops one)."""
+    """A golden checkpoint with its config as a GGUF file; `changes` replace metadata keys (None drops one).
+
+    extra: names of vectors that the model has no place for. tokens: how many the vocabulary lists, None for all.
+    """
     arch = config.kind
     writer = gguf.GGUFWriter(path, arch)
     metadata = {
@@ -40,7 +51,7 @@ def write_llama(
             writer.add_uint32(key, value)
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", config.norm_eps)
     writer.add_float32(f"{arch}.rope.freq_base", config.rope.theta)
-    _add_tokenizer(writer, config.vocab_size)
+    _add_tokenizer(writer, tokens or config.vocab_size)
     tensors = load_file(GOLDEN / golden / "model.safetensors")
     for our_path in abstract_weights(config):
         row = named(family_of(config).names, our_path)
@@ -49,6 +60,8 @@ def write_llama(
             array = turned(array, config.heads if ".attention.q" in our_path else config.kv_heads)
         stored = kind if array.ndim == 2 else F32
         writer.add_tensor(row.gguf, gguf.quants.quantize(array, stored), raw_dtype=stored)
+    for name in extra:
+        writer.add_tensor(name, np.ones(config.width, np.float32))
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(rope_freqs, np.float32))
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):

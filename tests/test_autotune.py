@@ -266,6 +266,7 @@ def test_options_that_end_or_hold_up_a_process_end_no_search(lm):
     assert failure(lm, Choice(), DECODE, (), 0.01) == "no end within 0.01 s"
 
 
+@pytest.mark.report("F20")
 def test_the_search_tries_forms_and_layouts_then_stacking_then_options(lm):
     names = [candidate.name for candidate in candidates(lm, [DECODE])]
     order = [next(i for i, name in enumerate(names) if word in name) for word in ("attend", "joined", "stacked", "xla")]

@@ -115,7 +115,11 @@ def test_ratios_are_taken_within_a_round_and_reported_as_medians():
         "transformers": {"variants": {"decode_b1": "sdpa + static"}},
     }
     results = {
-        "rzoo": {"decode_b1": answers(1, 3, 1, tokens=[[1, 2]]), "prefill512": answers(4, 4, 5)},
+        "rzoo": {
+            "decode_b1": answers(1, 3, 1, tokens=[[1, 2]]),
+            "stream_b1": answers(1, 4, 2),
+            "prefill512": answers(4, 4, 5),
+        },
         "transformers": {"decode_b1": answers(2, 6, 2, tokens=[[1, 2]]), "prefill512": answers(2, 3, 5)},
         "bandwidth": {"read": answers(0.5, 1.5, 0.5, bytes=48 * 10**9)},
     }
@@ -125,6 +129,10 @@ def test_ratios_are_taken_within_a_round_and_reported_as_medians():
         "decode_b1_vs_transformers_f32": pytest.approx(2),
         "decode_b1_vs_llama_cpp": None,
         "decode_b8_vs_transformers_f32": None,
+        "decode_b32_vs_transformers_f32": None,
+        "stream_b1_vs_decode_b1": pytest.approx(3 / 4),
+        "decode_b8_vs_decode_b1": None,
+        "decode_b32_vs_decode_b1": None,
         "prefill512_vs_transformers_f32": pytest.approx(3 / 4),
         "decode_b1_share_of_bandwidth": pytest.approx(new * 1e9 / (96 * 1e9)),
     }
@@ -133,7 +141,7 @@ def test_ratios_are_taken_within_a_round_and_reported_as_medians():
     assert found["spread"]["rzoo"]["decode_b1"] == pytest.approx(2 / 3)
     assert found["medians"]["rzoo"]["decode_b1"] == pytest.approx(new)
     assert found["medians"]["bandwidth"]["read"] == pytest.approx(96e9)
-    assert found["tokens_equal"] == {"decode_b1": True, "decode_b8": None}
+    assert found["tokens_equal"] == {"decode_b1": True, "decode_b8": None, "decode_b32": None}
     assert found["variants"] == {"transformers": {"decode_b1": "sdpa + static"}}
 
 
@@ -176,7 +184,12 @@ def test_the_rows_of_a_batch_differ_and_repeat_the_prompt():
     assert len({tuple(row) for row in rows}) == 8
     assert all(sorted(row) == sorted(PROMPT) for row in rows)
     assert CASES["prefill512"].ids[0][: 2 * len(PROMPT)] == list(PROMPT) * 2
-    assert {name: case.tokens for name, case in CASES.items()} == {"decode_b1": 48, "decode_b8": 256, "prefill512": 512}
+    assert {name: case.tokens for name, case in CASES.items()} == {
+        "decode_b1": 48,
+        "decode_b8": 256,
+        "decode_b32": 512,
+        "prefill512": 512,
+    }
 
 
 def test_a_child_holds_no_library_but_its_engines():

@@ -55,6 +55,8 @@ MISTAKES = [
     (("generate", str(GOLDEN / "qwen2"), "hi", "--dtype", "int3"), "dtype (int3) must be one of"),
     (("generate", str(GOLDEN / "qwen2"), "hi", "--policy", "best"), "policy (best) is unknown"),
     (("generate", str(GOLDEN / "qwen2"), "hi", "--mesh", "tensor=2"), "vocabulary (97) over tensor (2)"),
+    (("generate", "absent", "hi", "--temperature", "-1"), "temperature (-1.0) must be from 0 to 1e6"),
+    (("generate", str(GOLDEN / "qwen2"), "1 x", "--ids"), "prompt ('1 x') is not a list of token ids"),
     (("save", str(GOLDEN / "qwen2"), "out", "--rules", "tensr"), "rules (tensr) are unknown; known: single, tensor"),
 ]
 

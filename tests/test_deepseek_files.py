@@ -72,6 +72,7 @@ def test_the_recorded_block_is_quantized_to_the_recorded_bytes():
     np.testing.assert_allclose(fp8.dequantize_blocks(codes, scale), w, atol=1e-6)
 
 
+@pytest.mark.report("A28")
 def test_partial_blocks_and_blocks_of_zeros_survive():
     w = RNG.normal(size=(576, 300)).astype(np.float32) * np.exp(RNG.normal(size=(576, 1)))
     w[128:256, :128] = 0
@@ -97,6 +98,7 @@ def in_blocks(tmp_path_factory):
     return rzoo.export(lm, folder, fp8=True, max_shard_bytes=2_500), lm
 
 
+@pytest.mark.report("A27")
 def test_scales_are_found_in_other_files_and_multiplied(in_blocks):
     folder, lm = in_blocks
     tensors = open_folder(folder).tensors
@@ -132,6 +134,7 @@ def test_kept_blocks_are_written_with_the_same_bits(in_blocks, tmp_path):
         assert first.read(name).tobytes() == second.read(name).tobytes()
 
 
+@pytest.mark.report("A28")
 def test_parts_of_a_tensor_keep_blocks_that_cross_their_borders(tmp_path):
     config = replace(TINY_V3, nope_width=60, value_width=68, heads=3)
     lm = replace(rzoo.load(str(V3), quiet=True), config=config, params=initialize(config))
@@ -151,6 +154,7 @@ def rewritten(folder, out, change):
     return out
 
 
+@pytest.mark.report("A27")
 def test_a_lost_scale_bias_or_norm_is_an_error(in_blocks, tmp_path):
     folder, _ = in_blocks
     layer = "model.layers.1."
@@ -204,6 +208,7 @@ def test_bfloat16_leaves_the_selection_bias_in_float32():
     np.testing.assert_array_equal(lm.params["layers.1.mlp.router.bias"], exact.params["layers.1.mlp.router.bias"])
 
 
+@pytest.mark.report("A30", "A31")
 @pytest.mark.parametrize("prefix", ["model.", ""])
 def test_the_layer_of_multi_token_prediction_is_skipped_with_one_counted_line(prefix, tmp_path, capsys):
     shutil.copytree(V3, tmp_path / "x")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 import rzoo
 from rzoo.compile import programs
@@ -17,7 +18,11 @@ from rzoo.compile.record import Choice, Record, apply, key_of
 from rzoo.compile.workload import Case
 from rzoo.engine import session
 from rzoo.models import step
+from rzoo.models.registry import initialize
+from rzoo.sharding.place import place
+from rzoo.tokenizer import Tokenizer
 from tests.test_every_model import IDS, tiny
+from tests.tiny import DIVISIBLE
 
 CASES = (Case("prefill", 2, 24), Case("decode", 2, 4))
 
@@ -69,3 +74,40 @@ def test_in_steady_state_nothing_is_traced(lm, monkeypatch):
         state = session.prefill(lm, [list(range(1, length))], room=40)
         for wanted in (16, 5, 16):
             _, state = session.decode(lm, state, wanted)
+
+
+@pytest.fixture
+def compiled():
+    """How often XLA is asked for a program, in the cache or not, from here on: a list that grows."""
+    seen: list[str] = []
+
+    def listen(event, seconds, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(about.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.report("F03")
+@pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 4}])
+def test_generate_and_stream_compile_nothing_in_steady_state(lm, compiled, mesh):
+    config = DIVISIBLE["llama"]
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE({chr(33 + i): i for i in range(90)}, []))
+    letters.decoder = tokenizers.decoders.ByteLevel()
+    about = replace(lm.about, tokenizer=Tokenizer(letters))
+    even = replace(lm, config=config, params=initialize(config), about=about)
+    placed = even if mesh is None else place(even, mesh, "tensor×data")
+
+    def rounds(length):
+        prompts = [list(range(1, length)), list(range(2, 4))]
+        list(rzoo.generate(placed, prompts, max_new_tokens=20))
+        list(rzoo.stream(placed, prompts[0], max_new_tokens=20))
+
+    rounds(9)
+    assert compiled
+    compiled.clear()
+    rounds(12)
+    rounds(30)
+    assert compiled == []

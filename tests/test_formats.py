@@ -1,10 +1,11 @@
 """How families write a conversation, and the words that switch thinking."""
 
 import pytest
+from hypothesis import given, strategies as st
 
 from rzoo.chat import encode_chat, render
 from rzoo.core import RzooError
-from rzoo.formats import TEMPLATES, THINKING, thinking_of, with_thinking
+from rzoo.formats import TEMPLATES, THINKING, family_of, split_tool_calls, thinking_of, with_thinking
 from rzoo.models.presets import PRESETS
 from rzoo.tokenizer import Tokenizer
 
@@ -18,7 +19,23 @@ START, ANSWER = (
     "<B>Be brief.<｜User｜>hi<｜Assistant｜>",
     "\n\nHello.<｜end▁of▁sentence｜><｜User｜>1+1?<｜Assistant｜>",
 )
+LLAMA3 = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>"
+ASSISTANT = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+
+
+def llama3(answer):
+    turns = (("system", "Be brief."), ("user", "hi"), ("assistant", answer), ("user", "1+1?"))
+    return "<B>" + "".join(LLAMA3.format(*turn) for turn in turns) + ASSISTANT
+
+
 RENDERED = {
+    "llama3": llama3("<think>\nA greeting.\n</think>\n\nHello."),
+    "nemotron": llama3("Hello."),
+    "chatml": (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nA greeting.\n</think>\n\nHello.<|im_end|>\n"
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+    ),
     "deepseek-v3": START + "<think>\nA greeting.\n</think>" + ANSWER,
     "deepseek-r1": START + ANSWER,
     "deepseek-r1-opened": START + ANSWER + "<think>\n",
@@ -65,6 +82,103 @@ def test_tool_calls_are_written_with_a_fence_by_r1_and_plainly_by_v3_1():
     plain = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
     expected = start + "</think><｜tool▁calls▁begin｜>" + 2 * plain + RESULTS + "</think>"
     assert render(TEMPLATES["deepseek-v3.1"], TOOLS, bos_token="<B>") == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_list_of_tools_is_refused_and_not_left_out(name):
+    with pytest.raises(RzooError, match="no place for a list of tools"):
+        render(TEMPLATES[name], TURNS, tools=[{"name": "f"}])
+
+
+def test_chatml_and_llama_3_write_calls_as_json():
+    named = {"type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
+    turns = [{"role": "assistant", "content": "", "tool_calls": [named]}, *TOOLS[2:4]]
+    json_call = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+    results = "".join(f"\n<tool_response>\n{result}\n</tool_response>" for result in ("R1", "R2"))
+    assert render(TEMPLATES["chatml"], turns, add_generation_prompt=False) == (
+        f"<|im_start|>assistant\n{json_call}<|im_end|>\n<|im_start|>user{results}<|im_end|>\n"
+    )
+    assert render(TEMPLATES["llama3"], turns, add_generation_prompt=False) == "".join(
+        LLAMA3.format(*turn)
+        for turn in (
+            ("assistant", '{"name": "f", "parameters": {"a": "é"}}'),
+            ("ipython", "R1"),
+            ("ipython", "R2"),
+        )
+    )
+    two = [{"role": "assistant", "content": "", "tool_calls": [named, named]}]
+    with pytest.raises(RzooError, match="one tool call in a turn"):
+        render(TEMPLATES["llama3"], two)
+
+
+FAMILIES = [
+    ({"<|eot_id|>", "<|end_of_text|>"}, set(), False, "llama3"),
+    ({"<|eot_id|>"}, set(), True, "nemotron"),
+    ({"<|im_end|>"}, {"<|im_start|>"}, False, "chatml"),
+    ({"<｜end▁of▁sentence｜>"}, {"<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"}, False, "deepseek-r1"),
+    ({"<｜end▁of▁sentence｜>"}, {"<｜User｜>", "<｜Assistant｜>"}, False, None),
+    ({"<|end_of_text|>"}, {"<|eot_id|>", "<|start_header_id|>"}, False, None),  # a base model
+    (set(), set(), True, None),
+]
+
+
+@pytest.mark.parametrize(("stops", "added", "nemotron", "family"), FAMILIES)
+def test_a_family_is_known_by_what_ends_its_turns(stops, added, nemotron, family):
+    assert family_of(stops, added, nemotron=nemotron) == family
+
+
+ENDS = {  # of the header of an answer, and of its turn
+    "deepseek-r1": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    "deepseek-v3.1": ("<｜Assistant｜></think>", "<｜end▁of▁sentence｜>"),
+    "chatml": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "llama3": (ASSISTANT, "<|eot_id|>"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_calls_read_from_an_answer_are_written_by_the_template_as_they_were(name):
+    arguments = '{"a": "x < 1"}' if name.startswith("deepseek") else {"a": [1, "}</b>"]}
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    calls = [call] if name == "llama3" else [call, call]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    written = render(TEMPLATES[name], [message], add_generation_prompt=False)
+    header, end = ENDS[name]
+    text, found = split_tool_calls(written.removeprefix(header).removesuffix(end))
+    assert found == calls
+    assert not text.strip()
+
+
+LEFT_AS_TEXT = [
+    "",
+    "a <tool_call> b",
+    "<tool_call>{broken}</tool_call> after",
+    '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+    '{"name": "x", "parameters": {}, "more": 1}',
+    '{"name": "x"}',
+    "[]",
+    "<TOOLCALL>[]</TOOLCALL>",
+    "<｜tool▁calls▁begin｜>words<｜tool▁calls▁end｜>",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "<tool_call>" + "[" * 100_000 + "</tool_call>",
+]
+
+
+@pytest.mark.parametrize("answer", LEFT_AS_TEXT, ids=range(len(LEFT_AS_TEXT)))
+def test_what_is_no_call_stays_in_the_text(answer):
+    assert split_tool_calls(answer) == (answer, [])
+
+
+@given(pieces=st.lists(st.sampled_from(["a", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "\n"])))
+def test_no_text_around_calls_is_lost(pieces):
+    answer = "".join(pieces)
+    text, calls = split_tool_calls(answer)
+    assert text.count("a") + sum(str(call).count("'arguments'") for call in calls) * 2 == answer.count("a")
+
+
+def test_nemotron_writes_a_list_of_calls():
+    text, calls = split_tool_calls('Now: <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>!')
+    assert text == "Now: !"
+    assert calls == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
 
 
 def test_r1s_prompt_has_the_published_ids(shared):
@@ -132,6 +246,8 @@ KINDS = [
     (TEMPLATES["deepseek-v3.1"], "template"),
     (TEMPLATES["deepseek-r1-opened"], "always"),
     (TEMPLATES["deepseek-v3"], None),
+    (TEMPLATES["nemotron"], "detailed"),
+    (TEMPLATES["llama3"], None),
     (None, None),
 ]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import struct
+import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import ml_dtypes
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from rzoo.checkpoint.gguf import BLOCK_TYPES, DECODERS, GGUFFile, check_supported, decode, open_gguf
+from rzoo.checkpoint.blocks import BLOCK_TYPES, DECODERS, decode
+from rzoo.checkpoint.gguf import GGUFFile, check_supported, open_gguf
+from rzoo.checkpoint.sources import locate
 from rzoo.core import RzooError
 
 TYPE_NAMES = {block.name: number for number, block in BLOCK_TYPES.items()}
@@ -66,15 +70,26 @@ def refusal(tmp_path: Path, data: bytes) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", DECODERS)
-def test_decoding_random_bytes_equals_the_gguf_package_bit_for_bit(kind: str) -> None:
-    raw = random_blocks(kind, rows=64, blocks=96)
+def expected(raw: np.ndarray, kind: str) -> np.ndarray:
+    """The numbers of blocks [rows, bytes], by the `gguf` package where it knows the type."""
     with np.errstate(all="ignore"):
-        expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
-    out = decode(kind, raw.reshape(-1), expected.shape, np.empty(expected.shape, np.float32))
-    nan = np.isnan(expected)
+        if kind == "F64":
+            return raw.view("<f8").astype(np.float32)
+        if kind == "Q8_K":
+            blocks = raw.reshape(len(raw), -1, 292)
+            values = blocks[..., :4].copy().view("<f4") * blocks[..., 4:260].view(np.int8).astype(np.float32)
+            return values.reshape(len(raw), -1)
+        return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+
+
+@pytest.mark.parametrize("kind", TYPE_NAMES)
+def test_decoding_random_bytes_equals_the_gguf_package_bit_for_bit(kind: str) -> None:
+    raw = random_blocks(kind, rows=64, blocks=96 if kind in DECODERS else 4)
+    wanted = expected(raw, kind)
+    out = decode(kind, raw.reshape(-1), wanted.shape, np.empty(wanted.shape, np.float32))
+    nan = np.isnan(wanted)
     np.testing.assert_array_equal(np.isnan(out), nan)
-    np.testing.assert_array_equal(out.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
+    np.testing.assert_array_equal(out.view(np.uint32)[~nan], wanted.view(np.uint32)[~nan])
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -82,12 +97,12 @@ def test_decoding_random_bytes_equals_the_gguf_package_bit_for_bit(kind: str) ->
 def test_decoding_extreme_scales_equals_the_gguf_package(kind: str, scale: float) -> None:
     raw = random_blocks(kind, rows=3, blocks=2)
     raw[:, :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-    with np.errstate(all="ignore"):
-        expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
-    out = decode(kind, raw.reshape(-1), expected.shape, np.empty(expected.shape, np.float32))
-    np.testing.assert_array_equal(out, expected)
+    wanted = expected(raw, kind)
+    out = decode(kind, raw.reshape(-1), wanted.shape, np.empty(wanted.shape, np.float32))
+    np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.report("A18")
 def test_half_precision_tensors_come_back_in_their_own_dtype_bit_for_bit() -> None:
     raw = np.arange(1 << 16, dtype=np.uint16)
     for kind, dtype in (("F16", np.float16), ("BF16", ml_dtypes.bfloat16)):
@@ -110,10 +125,10 @@ def test_block_sizes_equal_those_of_the_gguf_package() -> None:
 
 
 def test_a_file_written_by_the_gguf_package_reads_back(tmp_path: Path) -> None:
-    raw = {kind: random_blocks(kind, rows=6, blocks=2, seed=i) for i, kind in enumerate(DECODERS)}
+    raw = {kind: random_blocks(kind, rows=6, blocks=2, seed=i) for i, kind in enumerate(TYPE_NAMES)}
     path = write(tmp_path / "m.gguf", {f"{kind}.weight": (data, kind) for kind, data in raw.items()}, alignment=64)
     file = open_gguf(path)
-    assert file.version == 3 and list(file.tensors) == [f"{kind}.weight" for kind in DECODERS]
+    assert file.version == 3 and list(file.tensors) == [f"{kind}.weight" for kind in TYPE_NAMES]
     assert file.metadata["general.architecture"] == "llama" and file.metadata["llama.rope.freq_base"] == 1e5
     assert file.metadata["tokenizer.ggml.tokens"] == ["a", "é", ""]
     assert file.metadata["llama.attention.head_count_kv"] == [3, 0, 3]
@@ -122,17 +137,13 @@ def test_a_file_written_by_the_gguf_package_reads_back(tmp_path: Path) -> None:
     for kind, data in raw.items():
         info = file.tensors[f"{kind}.weight"]
         assert (info.type, info.nbytes, info.offset % 64) == (kind, data.size, 0)
-        with np.errstate(all="ignore"):
-            expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
-        np.testing.assert_array_equal(file.read(info.name), expected)
+        np.testing.assert_array_equal(file.read(info.name), expected(data, kind))
 
 
 def test_a_tensor_of_several_pieces_is_read_whole(tmp_path: Path) -> None:
     raw = random_blocks("Q4_1", rows=2000, blocks=130)
     file = open_gguf(write(tmp_path / "m.gguf", {"w": (raw, "Q4_1")}))
-    with np.errstate(all="ignore"):
-        expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q4_1)
-    np.testing.assert_array_equal(file.read("w"), expected)
+    np.testing.assert_array_equal(file.read("w"), expected(raw, "Q4_1"))
 
 
 def test_a_header_longer_than_the_first_read_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +217,9 @@ def test_a_header_that_lies_is_refused_in_words(tmp_path: Path, data: bytes, wor
     assert words in refusal(tmp_path, data)
 
 
+@pytest.mark.report("A19")
 def test_a_dimension_that_would_overflow_64_bits_is_refused(tmp_path: Path) -> None:
-    """A19: 2^42 rows of 2^20 float32 are 2^64 bytes, which wrap to none in 64 bits."""
+    """2^42 rows of 2^20 float32 are 2^64 bytes, which wrap to none in 64 bits."""
     words = refusal(tmp_path, header(tensors=(tensor(dims=(2**20, 2**42)),)) + bytes(256))
     assert "takes 18446744073709551616 bytes" in words
 
@@ -234,14 +246,22 @@ def test_overlapping_tensors_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file.read("a"), file.read("b"))
 
 
-def test_a_type_that_cannot_be_decoded_is_refused_before_and_at_reading(tmp_path: Path) -> None:
-    raw = {"a.weight": (random_blocks("F32", 1, 4), "F32"), "b.weight": (random_blocks("Q4_K", 2, 1), "Q4_K")}
+def test_a_rare_type_without_the_gguf_package_is_refused_before_and_at_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = {"a.weight": (random_blocks("F32", 1, 4), "F32"), "b.weight": (random_blocks("IQ2_S", 2, 1), "IQ2_S")}
     file = open_gguf(write(tmp_path / "m.gguf", raw))
-    with pytest.raises(RzooError, match=r"tensor b.weight has type Q4_K.*Q4_K in 1 tensors.*\n.*F32, F16, BF16"):
-        check_supported(file)
-    with pytest.raises(RzooError, match=r"tensor b.weight has type Q4_K"):
-        file.read("b.weight")
+    check_supported(file)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for read in (lambda: check_supported(file), lambda: file.read("b.weight")):
+        with pytest.raises(RzooError, match=r"type IQ2_S needs the package gguf to be decoded\n.*pip install rzoo"):
+            read()
     assert file.read("a.weight").shape == (1, 4)
+
+
+def test_a_type_that_no_file_can_have_is_refused_with_those_that_can() -> None:
+    with pytest.raises(RzooError, match=r"type Q9_K cannot be decoded\n.*F32, F16, Q4_0"):
+        decode("Q9_K", b"", (0,), np.empty(0))
 
 
 def test_an_unknown_tensor_name_is_refused_with_a_near_one(tmp_path: Path) -> None:
@@ -264,6 +284,46 @@ def test_sizes_that_do_not_fit_are_refused_by_decode() -> None:
     for raw, shape, target in ((bytes(39), (2, 32), out), (bytes(40), (2, 32), out.T), (bytes(20), (31,), out[0, :31])):
         with pytest.raises(RzooError, match="do not fit shape"):
             decode("Q4_1", raw, shape, target)
+
+
+def write_parts(folder: Path, **changes: Any) -> list[Path]:
+    """A model in two parts, one tensor in each; `changes` replace the counts that the second one states."""
+    paths = []
+    for number, name in enumerate(("a", "b")):
+        path = folder / f"m-0000{number + 1}-of-00002.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        counts = {"split.count": 2, "split.tensors.count": 2} | (changes if number else {})
+        for key, value in counts.items():
+            writer.add_uint16(key, value)
+        writer.add_tensor(name, np.full(32, number, np.float32))
+        for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            step()
+        writer.close()
+        paths.append(path)
+    return paths
+
+
+def test_a_model_in_parts_is_read_whole_by_any_of_them_or_their_folder(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path)
+    assert locate(tmp_path).path == paths[0]
+    for path in paths:
+        file = open_gguf(path)
+        assert (file.path, file.data_bytes, list(file.tensors)) == (paths[0], 256, ["a", "b"])
+        np.testing.assert_array_equal(file.read("b"), np.ones(32))
+
+
+def test_parts_that_are_absent_or_of_other_sets_are_refused(tmp_path: Path) -> None:
+    first, second = write_parts(tmp_path, **{"split.count": 3})
+    with pytest.raises(RzooError, match=r"00002-of-00002.gguf: does not say that it is of 2"):
+        open_gguf(first)
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(RzooError, match=r"holds 3 .gguf files: m-00001-of-00002.gguf, .*\n.*the path of one of them"):
+        locate(tmp_path)
+    second.unlink()
+    with pytest.raises(RzooError, match=r"is one of 2 parts, 1 are absent: m-00002-of-00002.gguf\n.*all parts"):
+        open_gguf(first)
+    with pytest.raises(RzooError, match="is one of 2 parts, its name does not say which ones"):
+        open_gguf(first.rename(tmp_path / "renamed.gguf"))
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,11 @@ def test_out_of_reach_the_cause_and_the_way_out_are_named(tmp_path):
     pytest.importorskip("huggingface_hub")
     said = fetched(tmp_path)
     assert said.startswith("refused org/name is not in the local cache and could not be fetched")
+    assert "could not be fetched (HF_HUB_OFFLINE is set)" in said
     assert "HF_HUB_OFFLINE, or bring the folder and pass its path." in said
+    unreachable = fetched(tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9")
+    cause = unreachable.partition("could not be fetched (")[2].splitlines()[0]
+    assert "Error: " in cause and len(cause) <= 123
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_a_single_file_folder_opens_and_other_safetensors_beside_it_do_not_count
         opened.read("b")
 
 
+@pytest.mark.report("A15")
 def test_shards_have_the_names_that_the_index_gives_them(tmp_path):
     files = {"part.1-of-7.special.safetensors": {"a": A}, "weights-x": {"b": B}}
     opened = open_folder(save(tmp_path / "m", files, {"a": "part.1-of-7.special.safetensors", "b": "weights-x"}))
@@ -57,6 +58,7 @@ def test_shards_have_the_names_that_the_index_gives_them(tmp_path):
     assert (opened.generation_config, opened.warnings) == ({}, ())
 
 
+@pytest.mark.report("A12")
 def test_absent_shards_are_named_before_any_other_is_read(tmp_path):
     folder = save(tmp_path / "m", {}, {"a": "one.safetensors", "b": "two.safetensors", "c": "three.safetensors"})
     (folder / "one.safetensors").write_bytes(b"not read")
@@ -65,6 +67,7 @@ def test_absent_shards_are_named_before_any_other_is_read(tmp_path):
         open_folder(folder)
 
 
+@pytest.mark.report("A13")
 def test_a_stale_index_beside_a_complete_set_is_a_warning(tmp_path):
     files = {"model-00001-of-00002.safetensors": {"a": A}, "model-00002-of-00002.safetensors": {"b": B}}
     stale = {name: f"model-0000{i}-of-00003.safetensors" for i, name in enumerate("abc", 1)}
@@ -76,6 +79,7 @@ def test_a_stale_index_beside_a_complete_set_is_a_warning(tmp_path):
     )
 
 
+@pytest.mark.report("A13")
 def test_a_stale_index_beside_a_single_file_is_a_warning(tmp_path):
     opened = open_folder(
         save(tmp_path / "m", {"model.safetensors": {"a": A}}, {"a": "model-00001-of-00002.safetensors"})
@@ -84,6 +88,7 @@ def test_a_stale_index_beside_a_single_file_is_a_warning(tmp_path):
     assert "read model.safetensors instead" in opened.warnings[0]
 
 
+@pytest.mark.report("A13")
 def test_a_stale_index_beside_an_incomplete_set_is_refused(tmp_path):
     folder = save(tmp_path / "m", {"model-00001-of-00002.safetensors": {"a": A}}, {"a": "old.safetensors"})
     with pytest.raises(RzooError, match="partly downloaded: 1 of 2 files are absent"):

@@ -16,6 +16,7 @@ LAYERS = (
         "models",
         "sharding",
         "compile",
+        "vocabulary",
         "tokenizer",
         "template",
         "chat",

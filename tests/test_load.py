@@ -15,6 +15,7 @@ import rzoo
 from rzoo.checkpoint import load as loading
 from rzoo.checkpoint.sources import locate
 from rzoo.core import RzooError
+from tests.gguf_files import write_llama
 from tests.goldens import GOLDEN
 
 
@@ -58,6 +59,7 @@ def test_all_that_does_not_fit_is_said_at_once(folder):
     assert "not part of this model (1): model.layers.0.self_attn.q_proj.bias" in words
 
 
+@pytest.mark.report("A06")
 def test_an_untied_model_without_a_head_is_never_tied_silently(folder):
     edit_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
     words = refused(folder)
@@ -65,6 +67,7 @@ def test_an_untied_model_without_a_head_is_never_tied_silently(folder):
     assert "set it to true if the model shares its embedding" in words
 
 
+@pytest.mark.report("A01")
 def test_either_name_of_a_tied_pair_fills_both(folder):
     edit_config(folder, tie_word_embeddings=True)
     edit_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
@@ -72,8 +75,38 @@ def test_either_name_of_a_tied_pair_fills_both(folder):
     edit_tensors(folder, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))
     from_head = rzoo.load(str(folder), quiet=True)
     np.testing.assert_array_equal(from_embedding.params["embed"], from_head.params["embed"])
+    edit_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert "missing (1): model.embed_tokens.weight" in refused(folder)
 
 
+@pytest.mark.report("A03")
+def test_a_tied_model_without_its_embedding_loads_alike_from_either_container(tmp_path):
+    shutil.copytree(GOLDEN / "llama_tied", tmp_path / "model")
+    whole = rzoo.load(str(tmp_path / "model"), quiet=True)
+    edit_tensors(tmp_path / "model", lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))
+    from_folder = rzoo.load(str(tmp_path / "model"), quiet=True)
+    from_gguf = rzoo.load(str(write_llama(tmp_path / "x.gguf", "llama_tied", whole.config)), quiet=True)
+    for path, value in whole.params.items():
+        np.testing.assert_array_equal(from_folder.params[path], value)
+        np.testing.assert_array_equal(from_gguf.params[path], value)
+
+
+@pytest.mark.report("A07")
+def test_a_padded_vocabulary_is_that_of_the_checkpoints_own_config(folder):
+    def pad(tensors):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = np.pad(tensors[name], ((0, 63), (0, 0)))
+
+    rows = rzoo.load(str(folder), quiet=True).config.vocab_size
+    edit_tensors(folder, pad)
+    words = refused(folder)
+    assert f"model.embed_tokens.weight is [{rows + 63}, 64], the config says [{rows}, 64]" in words
+    assert f"set vocab_size to {rows + 63}" in words
+    edit_config(folder, vocab_size=rows + 63)
+    assert rzoo.load(str(folder), quiet=True)([[1, rows + 62]]).shape == (1, 2, rows + 63)
+
+
+@pytest.mark.report("A04")
 def test_a_repeated_head_is_dropped_when_equal_and_refused_when_not(folder):
     edit_config(folder, tie_word_embeddings=True)
     words = refused(folder)
@@ -123,6 +156,7 @@ def test_what_fits_in_the_stored_type_alone_is_held_in_it(folder, monkeypatch):
     assert lm.policy == "exact"
 
 
+@pytest.mark.report("A16")
 def test_the_line_on_what_is_loaded_comes_before_the_weights_are_read(folder, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -130,13 +164,25 @@ def test_the_line_on_what_is_loaded_comes_before_the_weights_are_read(folder, ca
     monkeypatch.setattr(loading, "read_weights", stop)
     with pytest.raises(KeyboardInterrupt):
         rzoo.load(str(folder))
-    assert "loading model: 105,024 parameters, F32 in the file, float32 in memory" in capsys.readouterr().err
+    assert (
+        "loading model: 105,024 parameters, F32 in the file, float32 in memory (0 MiB, at most"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_handle_says_what_it_is(folder):
     lm = rzoo.load(str(folder), quiet=True)
     assert lm.source == f"model from {folder} (F32 in the file, float32 in memory)"
     assert "105,024 parameters, policy exact" in repr(lm)
+
+
+def test_parameters_of_other_shapes_are_all_refused_at_once(folder):
+    lm = rzoo.load(str(folder), quiet=True)
+    wrong = lm.params | {"norm.scale": np.ones(3), "embed": np.ones((2, 2)), "head": 7}
+    with pytest.raises(RzooError, match="params: 3 differ from the model's") as error:
+        lm.with_params(wrong)
+    for words in ("norm.scale is (3,), not (64,)", "embed is (2, 2), not (", "head is int, not ("):
+        assert words in str(error.value)
 
 
 def test_a_folder_wins_over_a_hub_id_of_its_form(tmp_path, monkeypatch):
@@ -183,6 +229,7 @@ print(after - before, sum(sizes), max(sizes))
 """
 
 
+@pytest.mark.report("A16")
 @pytest.mark.extras
 def test_a_load_takes_little_more_memory_than_its_weights(model_file):
     command = [sys.executable, "-c", MEASURE, str(model_file)]
@@ -192,8 +239,6 @@ def test_a_load_takes_little_more_memory_than_its_weights(model_file):
 
 
 def test_a_path_object_and_a_folder_with_one_gguf_file_are_sources(tmp_path):
-    from tests.gguf_files import write_llama
-
     lm = rzoo.load(GOLDEN / "llama_tied", quiet=True)
     (tmp_path / "folder").mkdir()
     write_llama(tmp_path / "folder" / "model.gguf", "llama_tied", lm.config)

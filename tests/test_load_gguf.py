@@ -7,14 +7,23 @@ import pytest
 
 import rzoo
 from rzoo.core import RzooError
+from rzoo.models.llama import LlamaConfig
 from rzoo.models.registry import abstract_weights
 from rzoo.models.rope import DefaultRope, frequencies
 from tests.gguf_files import write_llama
 from tests.goldens import GOLDEN, reference
 
+METADATA = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.embedding_length": 32,
+    "llama.attention.head_count": 4,
+    "llama.context_length": 64,
+}
 KINDS = gguf.GGMLQuantizationType
 
 
+@pytest.mark.report("A21")
 @pytest.mark.parametrize("name", ["llama_tied", "qwen2"])
 def test_a_float32_file_gives_the_logits_of_the_reference(name, tmp_path):
     config = rzoo.load(str(GOLDEN / name), quiet=True).config
@@ -22,6 +31,26 @@ def test_a_float32_file_gives_the_logits_of_the_reference(name, tmp_path):
     assert lm.config == config
     expected = reference(name)
     np.testing.assert_allclose(lm(expected["input_ids"]), expected["logits"], atol=1e-4)
+
+
+@pytest.mark.report("A21")
+def test_a_bias_that_the_model_has_no_place_for_is_an_error(tmp_path):
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = write_llama(tmp_path / "model.gguf", "llama_tied", config, extra=["blk.1.attn_k.bias"])
+    with pytest.raises(RzooError, match=r"not part of this model \(1\): blk.1.attn_k.bias"):
+        rzoo.load(str(path), quiet=True)
+
+
+@pytest.mark.report("A25")
+def test_a_file_without_a_vocabularys_size_has_that_of_its_tokens(tmp_path):
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = write_llama(tmp_path / "model.gguf", "llama_tied", config, **{"llama.vocab_size": None})
+    assert rzoo.load(str(path), quiet=True).config == config
+    fewer = write_llama(tmp_path / "fewer.gguf", "llama_tied", config, tokens=90, **{"llama.vocab_size": None})
+    with pytest.raises(RzooError, match=r"token_embd.weight is \[97, 64\], the config says \[90, 64\]"):
+        rzoo.load(str(fewer), quiet=True)
+    with pytest.raises(RzooError, match="GGUF metadata llama: vocab_size is missing"):
+        LlamaConfig.from_gguf(METADATA | {"tokenizer.ggml.tokens": 7}, tensors=frozenset())
 
 
 def test_divisors_of_rotary_frequencies_are_applied(tmp_path):
@@ -35,6 +64,7 @@ def test_divisors_of_rotary_frequencies_are_applied(tmp_path):
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
+@pytest.mark.report("A22")
 @pytest.mark.parametrize("kind", [KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1])
 def test_quantized_files_hold_the_weights_that_the_formats_own_library_reads(kind, tmp_path):
     config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config

@@ -146,6 +146,7 @@ GOOD = json.loads((GOLDEN / "nemotron_nas" / "config.json").read_text())
 EXPECTED = NemotronConfig.from_hf(GOOD)
 
 
+@pytest.mark.report("A34")
 def test_the_blocks_of_the_golden_are_read_as_they_are_described():
     widths = [block.ffn.width if isinstance(block.ffn, FeedForwardSpec) else block.ffn for block in EXPECTED.blocks]
     assert widths == [512, 256, None, None, 768, Linear(), 256, 512, 256, 256]
@@ -249,6 +250,7 @@ def off(part):
 # GGUF, arch deci.
 
 
+@pytest.mark.report("A36")
 def test_a_gguf_file_gives_the_same_bits_with_each_block_turned_by_its_own_head_count(tmp_path):
     blocks = [replace(block, ffn=None) if block.ffn == Linear() else block for block in EXPECTED.blocks]
     config = replace(EXPECTED, blocks=tuple(blocks), rope=Llama3Rope(factor=16.0))
@@ -271,6 +273,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.report("A36")
 def test_gguf_arrays_say_grouped_linear_and_nothing():
     config = NemotronConfig.from_gguf(ARRAYS, tensors=frozenset({"output.weight"}))
     assert config.blocks == (*parse_layout("2/48 -/-"), BlockSpec(Linear(), FeedForwardSpec(24)))

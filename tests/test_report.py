@@ -1,6 +1,7 @@
 """The report: counts against numbers by hand, the reading of a program's text, both groups of a tuned handle."""
 
 import math
+from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
@@ -52,6 +53,19 @@ def test_only_chosen_experts_count():
     experts = sum(v.nbytes for path, v in lm.params.items() if "expert_" in path)
     of_rows = sum(leaf.nbytes for leaf in (slot.latents for slot in one.cache.slots)) * HELD / one.cache.capacity
     assert bytes_of(many) - bytes_of(one) == pytest.approx(experts * (1 - 2 / 8) + 7 * of_rows)
+
+
+def test_an_indexer_sees_all_keys_and_attention_those_that_it_keeps():
+    lm = tiny("deepseek-v32")
+    plain = replace(lm, config=replace(lm.config, kind="deepseek_v3", indexer=None))
+    plain = plain.with_params({path: value for path, value in lm.params.items() if ".indexer." not in path})
+    ours, theirs = (work(m, Case("decode", 1, 2)) for m in (lm, plain))
+    keep, indexer = lm.config.indexer.keep, sum(v.size for p, v in lm.params.items() if p.endswith(INDEX_MATRICES))
+    attention = 2 * 2 * 4 * 20 * (HELD + 1 - keep)  # layers, keys and values, heads, width of a latent
+    assert flops_of(ours) - flops_of(theirs) == 2 * (indexer + 2 * 32 * 8 * (HELD + 1) - attention)
+
+
+INDEX_MATRICES = ("indexer.query_up", "indexer.key", "indexer.head_weight")
 
 
 def test_a_tuned_handle_is_reported_beside_the_untuned():

@@ -165,6 +165,7 @@ def test_a_step_or_too_many_axes_are_refused(tmp_path, index):
         read_tensor(read_header(tmp_path / "a")["t"], index)
 
 
+@pytest.mark.report("A10")
 @pytest.mark.parametrize("size", [99_991, 99_992, 99_999, 100_000, 100_001])
 def test_headers_around_a_round_size_are_read_whole(tmp_path, size):
     raw = json.dumps({"t": ENTRY}).encode().ljust(size - 1) + b" "
@@ -225,6 +226,16 @@ def test_a_truncated_file_is_refused(tmp_path, kept):
         read_header(tmp_path / "a")
 
 
+@pytest.mark.parametrize(("header", "rest"), [({"t": ENTRY}, 3), ({}, 27)])
+def test_bytes_after_the_last_tensor_are_refused_as_the_formats_own_library_does(tmp_path, header, rest):
+    file = file_of(tmp_path / "a", header, bytes(27))
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.numpy.load_file(file)
+    with pytest.raises(RzooError, match=rf"a: {rest} bytes follow its last tensor"):
+        read_header(file)
+
+
+@pytest.mark.report("A09")
 def test_a_header_over_the_limit_is_named_with_its_size_and_called_sound(tmp_path):
     file_of(tmp_path / "a", b"{}", length=126_000_000)
     with open(tmp_path / "a", "r+b") as file:

@@ -21,6 +21,7 @@ from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.forms import Forms
 from rzoo.models.moe import TILE, experts_in_tiles, experts_reference
+from rzoo.models.nemotron import parse_layout
 from rzoo.models.registry import FAMILIES, abstract_weights, config_from_hf, initialize
 from rzoo.models.weights import Numerics, Quantized, Weight
 from rzoo.sharding.choose import choose, factorings, implied_rules
@@ -281,11 +282,14 @@ def test_a_tied_embedding_stands_at_both_ends_of_a_pipeline():
     np.testing.assert_allclose(lm(IDS), single(IDS), atol=5e-5)
 
 
+@pytest.mark.report("A37")
 def test_stages_are_cut_by_bytes():
     assert stage_stops(replace(DIVISIBLE["llama"], layers=8), 4) == [2, 4, 6, 8]
     heavy_ends = replace(DIVISIBLE["llama"], vocab_size=96 * 40, layers=8)
     assert stage_stops(heavy_ends, 4) == [1, 4, 7, 8]
     assert stage_stops(replace(DIVISIBLE["llama"], layers=4), 4) == [1, 2, 3, 4]
+    uneven = replace(DIVISIBLE["nemotron"], blocks=parse_layout("8/512 8/512 -/- -/- -/64 -/- -/64 8/512"))
+    assert stage_stops(uneven, 3) == [1, 6, 8]  # by number, the first would hold two of the three heavy layers
 
 
 def test_a_pipeline_refuses_what_needs_one_program(alone):

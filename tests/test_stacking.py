@@ -104,6 +104,7 @@ def test_unstacking_gives_back_names_and_bits(pair):
         np.testing.assert_array_equal(back[path], value)
 
 
+@pytest.mark.report("A39")
 def test_a_handle_over_stacked_parameters_is_exported_under_per_layer_names(tmp_path):
     lm = tiny("nemotron")
     rzoo.export(lm.with_params(stack(lm.config, lm.params)), tmp_path / "out")
@@ -154,3 +155,17 @@ def test_a_loop_over_stacked_weights_needs_no_second_copy_of_them():
     before_the_loop = lambda p: program.lower(p, IDS[:1]).as_text().split("stablehlo.while")[0]  # noqa: E731
     assert "stablehlo.concatenate" in before_the_loop(lm.params)
     assert "stablehlo.concatenate" not in before_the_loop(params)
+
+
+@pytest.mark.report("F18")
+def test_a_program_over_stacked_layers_does_not_grow_with_their_number():
+    def lines(layers, stacked):
+        config = replace(TINY["llama-biased"], layers=layers)
+        weights = {path: weight for path, (_, weight) in registry.abstract_weights(config).items()}
+        forms = Forms(stacked=stacked)
+        params = jax.eval_shape(partial(stack, config), weights) if stacked else weights
+        lowered = jax.jit(step.forward, static_argnums=0).lower(step.Blueprint(config, forms), params, IDS)
+        return len(lowered.as_text().splitlines())
+
+    assert lines(16, stacked=True) == lines(4, stacked=True)
+    assert lines(16, stacked=False) > 3 * lines(4, stacked=False)

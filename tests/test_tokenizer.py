@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from rzoo.checkpoint.gguf import open_gguf
 from rzoo.core import RzooError
-from rzoo.tokenizer import PRE_TOKENIZERS, IncrementalDecoder, Tokenizer
+from rzoo.tokenizer import IncrementalDecoder, Tokenizer
+from rzoo.vocabulary import PRE_TOKENIZERS
 
 CORPUS = [
     "the quick brown fox 123",
@@ -58,6 +60,7 @@ def pieces(ids: list[int], **options: Any) -> list[str]:
 ids_strategy = st.lists(st.integers(0, 309), max_size=60)
 
 
+@pytest.mark.report("B01", "B02")
 @given(ids=ids_strategy, skip_special=st.booleans())
 def test_streamed_pieces_equal_the_one_shot_decode_and_the_library(ids: list[int], skip_special: bool) -> None:
     whole = TOKENIZER.decode(ids, skip_special=skip_special)
@@ -71,6 +74,7 @@ def test_pushing_many_ids_at_once_changes_nothing(ids: list[int], cut: int) -> N
     assert decoder.push(ids[:cut]) + decoder.push(ids[cut:]) + decoder.finish() == TOKENIZER.decode(ids)
 
 
+@pytest.mark.report("B05")
 @given(ids=ids_strategy)
 def test_at_most_three_bytes_are_ever_held_back(ids: list[int]) -> None:
     decoder, said, given_ = IncrementalDecoder(TOKENIZER, skip_special=False), "", b""
@@ -86,6 +90,7 @@ def test_decoding_what_was_encoded_gives_the_text_back(text: str, parse_special:
     assert TOKENIZER.decode(ids, skip_special=False) == text
 
 
+@pytest.mark.report("B01", "B04")
 @pytest.mark.parametrize("text", ["안녕하세요 한국어", "日本語のテキスト", "a😀b👩‍👩‍👧c"])
 def test_a_stream_of_single_bytes_never_splits_a_character(text: str) -> None:
     """B01, B04: Hangul syllables, CJK characters and emoji over several tokens."""
@@ -93,12 +98,14 @@ def test_a_stream_of_single_bytes_never_splits_a_character(text: str) -> None:
     assert [part for part in parts if part] == list(text)
 
 
+@pytest.mark.report("B02")
 def test_a_character_is_not_sent_twice() -> None:
     """B02: part of a character after a CJK one, a letter with part of another, then the completion."""
     data = [*"界".encode(), 0xE4, ord("a"), 0xE4, 0xBD, 0xA0]
     assert "".join(pieces([byte_id(byte) for byte in data])) == "界�a你"
 
 
+@pytest.mark.report("B05", "B07")
 def test_bytes_that_are_never_valid_do_not_stall_the_stream() -> None:
     """B05, B07: 0xFF 0xFE and lone continuation bytes, then plain text."""
     assert pieces([byte_id(byte) for byte in (0xFF, 0xFE, 0x80, ord("o"), ord("k"))]) == ["�", "�", "�", "o", "k", ""]
@@ -135,6 +142,7 @@ def sentencepiece_like() -> Tokenizer:
     return Tokenizer(core)
 
 
+@pytest.mark.report("B08")
 def test_spaces_of_a_sentencepiece_vocabulary_survive_streaming() -> None:
     """B08: only the first space of the whole text is the vocabulary's own."""
     tokenizer = sentencepiece_like()
@@ -215,6 +223,16 @@ def test_the_files_beside_tokenizer_json_are_read(tmp_path: Path) -> None:
     assert (made.add_bos_token, made.chat_template, made.rows) == (True, "d", 320)
     (tmp_path / "chat_template.jinja").write_text("from the file")
     assert Tokenizer.from_file(tmp_path).chat_template == "from the file"
+
+
+@pytest.mark.report("A24")
+def test_the_class_that_tokenizer_config_names_is_not_believed(tmp_path: Path) -> None:
+    CORE.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "legacy": True}))
+    read = Tokenizer.from_file(tmp_path)
+    for text in CORPUS:
+        assert read.encode(text) == TOKENIZER.encode(text)
+        assert read.decode(read.encode(text), skip_special=False) == text
 
 
 def test_special_tokens_map_stands_in_for_tokenizer_config(tmp_path: Path) -> None:
@@ -306,10 +324,14 @@ def test_each_gguf_pre_cuts_digits_and_adds_bos_as_its_models_do() -> None:
     assert cut("llama-bpe", text) == ["it", "'S", " ", *three, " x", "\n\n", " y"]
     assert cut("qwen2", text) == cut("deepseek-r1-qwen", text) == ["it", "'S", " ", *one, " x", "\n\n", " y"]
     assert cut("deepseek-v3", text) == ["it", "'S", " ", *three, " x", "\n\n", " y"]
+    assert cut("deepseek-coder", text) == ["it", "'", "S", " ", *one, " x", "\n", "\n", " y"]
+    assert cut("deepseek-llm", text) == ["it", "'", "S", " ", *one, " x", "\n", "\n", " y"]
+    assert cut("deepseek-llm", "aßЖ中文が。ა b  ") == ["a", "ßЖ", "中文が", "。", "ა", " b", "  "]
+    assert cut("smaug-bpe", text) == cut("llama3", text) == cut("llama-v3", text) == cut("llama-bpe", text)
     assert cut("smollm", text) == ["it", "'", "S", " ", *one, " x", "\n\n", " y"]
     assert cut("gpt-2", text) == cut("default", text) == ["it", "'", "S", " 12345", " x", "\n\n", " y"]
     adding = {p for p in PRE_TOKENIZERS if Tokenizer.from_gguf(gguf_metadata(CORE, p, bos_token_id=300)).add_bos_token}
-    assert adding == {"llama-bpe", "deepseek-v3"}
+    assert adding == {"llama-bpe", "llama3", "llama-v3", "deepseek-v3"}
 
 
 def test_a_gguf_says_itself_whether_bos_is_added() -> None:
@@ -322,7 +344,7 @@ def test_a_gguf_says_itself_whether_bos_is_added() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": "llama"}, r"model \('llama'\).*\n.*supported: gpt2"),
+        ({"model": "bert"}, r"model \('bert'\).*\n.*supported: gpt2, llama"),
         ({"pre": "mystery"}, r"pre \('mystery'\).*\n.*supported: smollm, gpt-2"),
         ({"tokens": None}, "tokens must be a list of str, found nothing"),
         ({"merges": [1]}, "merges must be a list of str"),
@@ -337,6 +359,67 @@ def test_a_gguf_says_itself_whether_bos_is_added() -> None:
 def test_a_broken_gguf_vocabulary_is_refused_in_words(change: dict[str, Any], words: str) -> None:
     with pytest.raises(RzooError, match=words):
         Tokenizer.from_gguf(gguf_metadata(CORE, **{"pre": "gpt-2", **change}))
+
+
+SCORED = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcde"]
+SCORED += ["ab", "▁a", "bc", "▁▁", "abc", "cd", "▁abc", "de", "cde", "abcde"]
+
+
+def sentencepiece_metadata(**more: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary as GGUF metadata: merged tokens score higher the earlier they stand."""
+    size = len(SCORED)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": SCORED,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-1e9] * 6 + [-float(n) for n in range(size - 265)],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (size - 259)],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
+    }
+
+
+def merged_by_score(text: str) -> list[str]:
+    """SentencePiece's rule in its plainest form: merge the pair whose union scores best, the leftmost of equals."""
+    scores = {token: -n for n, token in enumerate(SCORED[265:])}
+    parts = list(text)
+    while pairs := [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]:
+        place = -max(pairs)[1]
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts
+
+
+@given(st.text(alphabet=" abcde", min_size=1, max_size=40))
+def test_merges_rebuilt_from_scores_are_those_of_sentencepiece(text: str) -> None:
+    made = Tokenizer.from_gguf(sentencepiece_metadata())
+    wanted = [SCORED.index(part) for part in merged_by_score("▁" + text.replace(" ", "▁"))]
+    assert made.encode(text) == wanted
+    assert made.decode(wanted) == text
+
+
+def test_a_sentencepiece_vocabulary_of_a_gguf_writes_bytes_and_adds_bos_and_a_space() -> None:
+    made = Tokenizer.from_gguf(sentencepiece_metadata())
+    assert (made.add_bos_token, made.bos_id, made.eos_ids) == (True, 1, (2,))
+    assert made.encode("é", add_bos=True) == [1, SCORED.index("▁"), 3 + 0xC3, 3 + 0xA9]
+    assert made.decode(made.encode("ab é</s>")) == "ab é"
+    bare = Tokenizer.from_gguf(sentencepiece_metadata(add_space_prefix=False, add_bos_token=False))
+    assert bare.encode("abcde") == [SCORED.index("abcde")]
+    assert bare.decode(bare.encode(" ab")) == " ab" and not bare.add_bos_token
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scores": None}, "scores must be a list of float"),
+        ({"scores": [1.0]}, f"scores has 1 entries for {len(SCORED)} tokens"),
+        ({"scores": [float("nan")] * len(SCORED)}, "cannot be one of text"),
+        ({"tokens": [*SCORED[:-1], "x" * 1000]}, "of 1000 characters"),
+        ({"unknown_token_id": len(SCORED)}, "unknown_token_id"),
+    ],
+)
+def test_broken_scores_are_refused_in_words(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(RzooError, match=words):
+        Tokenizer.from_gguf(sentencepiece_metadata(**change))
 
 
 def real_smollm2() -> Tokenizer:
@@ -358,6 +441,7 @@ R1 = "<｜begin▁of▁sentence｜><｜User｜>What is 1+1?<｜Assistant｜><thi
 R1_IDS = [0, 128803, 3085, 344, 223, 19, 13, 19, 33, 128804, 128798, 201]
 
 
+@pytest.mark.report("A24")
 @pytest.mark.parametrize(
     ("make", "text", "ids"),
     [

@@ -85,3 +85,21 @@ def test_stored_numerics_compute_in_the_held_type_and_accumulate_in_float32():
         .as_text()
     )
     assert "(tensor<1x8xbf16>, tensor<4x8xbf16>) -> tensor<1x4xf32>" in text
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "x", "block"),
+    [
+        ("btd,hcd->bthc", (2, 4, 12), (1, 3, 12), (1, 12)),
+        ("btf,df->btd", (8, 12), (1, 3, 12), (1, 12)),
+        ("bthc,dhc->btd", (8, 3, 4), (1, 3, 3, 4), (1, 12)),
+        ("bthc,hcr->bthr", (2, 4, 12), (1, 3, 2, 4), (1, 12)),  # over an axis of the outputs: the scale comes first
+        ("btd,fd->btf", (8, 12), (1, 3, 12), (1, 4)),
+    ],
+)
+def test_a_scale_for_each_output_multiplies_the_product(spec, shape, x, block):
+    m = 8
+    q = quantized(m, 12, block, shape=shape)
+    inputs = np.random.default_rng(1).standard_normal(x).astype(np.float32)
+    got = q.product(spec, jnp.asarray(inputs), Numerics())
+    assert np.allclose(got, np.einsum(spec, inputs, by_hand(q).reshape(shape)), rtol=1e-4, atol=1e-4)

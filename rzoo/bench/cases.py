@@ -40,5 +40,8 @@ class Case:
 CASES = {
     "decode_b1": Case(batch=1, prompt=len(PROMPT), new=48),
     "decode_b8": Case(batch=8, prompt=len(PROMPT), new=32),
+    "decode_b32": Case(batch=32, prompt=len(PROMPT), new=16),
     "prefill512": Case(batch=1, prompt=512, new=0),
 }
+# rzoo alone: the case "decode_b1" as text that comes piece by piece, from the first piece on.
+STREAM = "stream_b1"

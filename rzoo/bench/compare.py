@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rzoo.bench.cases import CASES
+from rzoo.bench.cases import CASES, STREAM
 from rzoo.bench.peers import version, weights_of
 from rzoo.bench.turns import Child, ChildFailed
 
@@ -28,14 +28,21 @@ ENGINES = {
 # of barriers per token: asleep at each it ran at 53 tok/s where this short wait gave 194.
 SPIN = {"llama.cpp": 20_000}
 BANDWIDTH, READ = "bandwidth", "read"
-TURNS = ("decode_b1", READ, "decode_b8", "prefill512")
+TURNS = ("decode_b1", STREAM, READ, "decode_b8", "decode_b32", "prefill512")
 
 # Ratio -> (case, peer): how many times the peer's tokens per second rzoo reaches.
 RATIOS = {
     "decode_b1_vs_transformers_f32": ("decode_b1", "transformers"),
     "decode_b1_vs_llama_cpp": ("decode_b1", "llama.cpp"),
     "decode_b8_vs_transformers_f32": ("decode_b8", "transformers"),
+    "decode_b32_vs_transformers_f32": ("decode_b32", "transformers"),
     "prefill512_vs_transformers_f32": ("prefill512", "transformers"),
+}
+# Ratio -> (case, other case), of rzoo alone.
+OWN_RATIOS = {
+    "stream_b1_vs_decode_b1": (STREAM, "decode_b1"),
+    "decode_b8_vs_decode_b1": ("decode_b8", "decode_b1"),
+    "decode_b32_vs_decode_b1": ("decode_b32", "decode_b1"),
 }
 SHARE = "decode_b1_share_of_bandwidth"
 
@@ -156,7 +163,8 @@ class Crew:
 
 def speed(case: str, answer: Mapping[str, Any]) -> float:
     """Tokens per second of a case, bytes per second of a read."""
-    return (answer["bytes"] if case == READ else CASES[case].tokens) / answer["seconds"]
+    counted = answer["bytes"] if case == READ else CASES["decode_b1" if case == STREAM else case].tokens
+    return float(counted / answer["seconds"])
 
 
 def summary(abouts: Mapping[str, Mapping[str, Any]], results: Results) -> dict[str, Any]:
@@ -166,6 +174,7 @@ def summary(abouts: Mapping[str, Mapping[str, Any]], results: Results) -> dict[s
         for name, cases in results.items()
     }
     ratios = {ratio: _by_round(speeds, "rzoo", case, peer, case) for ratio, (case, peer) in RATIOS.items()}
+    ratios |= {ratio: _by_round(speeds, "rzoo", a, "rzoo", b) for ratio, (a, b) in OWN_RATIOS.items()}
     weight_bytes = abouts.get("rzoo", {}).get("weight_bytes", 0)
     ratios[SHARE] = [weight_bytes * share for share in _by_round(speeds, "rzoo", "decode_b1", BANDWIDTH, READ)]
     return {
@@ -235,12 +244,12 @@ def plot(result: Mapping[str, Any], path: str | Path) -> None:
 
     The line on each bar is the spread over rounds. Raises RzooError without matplotlib.
     """
-    from rzoo.core import figure
+    from rzoo.core import new_figure, save_figure
 
-    picture = figure(figsize=(9, 3), layout="constrained")
+    picture = new_figure(figsize=(9, 3), layout="constrained")
     for axes, case in zip(picture.subplots(1, len(CASES)), CASES, strict=True):
         speeds = {name: cases[case] for name, cases in result["medians"].items() if case in cases}
         errors = [value * result["spread"][name][case] / 2 for name, value in speeds.items()]
         axes.bar(list(speeds), list(speeds.values()), yerr=errors, capsize=4)
         axes.set(title=case, ylabel="tokens/s")
-    picture.savefig(path)
+    save_figure(picture, path)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rzoo.bench.cases import CASES, Case
+from rzoo.bench.cases import CASES, STREAM, Case
 
 Answer = dict[str, Any]
 
@@ -44,11 +44,11 @@ class Rzoo:
     def __init__(self, source: str, threads: int):
         self.lm = importlib.import_module("rzoo").load(source, dtype="float32", quiet=True)
         self.programs = importlib.import_module("rzoo.engine.session")
-        for case in CASES:
+        for case in (*CASES, STREAM):
             self.run(case)
 
     def about(self) -> Answer:
-        return {"cases": list(CASES), "weight_bytes": self.weight_bytes()}
+        return {"cases": [*CASES, STREAM], "weight_bytes": self.weight_bytes()}
 
     def weight_bytes(self) -> int:
         """Bytes that a decode step reads: every weight but an embedding that is not the head, too."""
@@ -56,6 +56,8 @@ class Rzoo:
         return sum(value.nbytes for value in self.lm.params.values()) - unread
 
     def run(self, case: str) -> Answer:
+        if case == STREAM:
+            return self.stream(CASES["decode_b1"])
         shape = CASES[case]
         start = time.perf_counter()
         state = self.programs.prefill(self.lm, shape.ids, shape.new)
@@ -65,6 +67,17 @@ class Rzoo:
         start = time.perf_counter()
         tokens = self.decode(state, shape.new)
         return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    def stream(self, case: Case) -> Answer:
+        """The case's tokens as a user's stream gives them; the time of the first is that of the others' mean."""
+        import rzoo
+
+        pieces = rzoo.stream(self.lm, case.ids[0], max_new_tokens=case.new, ignore_eos=True)
+        next(pieces)
+        start = time.perf_counter()
+        for _ in pieces:
+            pass
+        return {"seconds": (time.perf_counter() - start) * case.new / (case.new - 1)}
 
     def decode(self, state: Any, new: int) -> list[list[int]]:
         """`new` greedy tokens per row, [b, new], after as many forward steps."""

@@ -4,25 +4,24 @@ A GGUF file is a header (metadata, then one record per tensor) followed by the t
 header alone; every length, count and size in it is held against the size of the file before anything is allocated,
 so that a broken or hostile file costs no more than its own bytes. `GGUFFile.read` then reads the bytes of one tensor.
 
-Source: the GGUF specification of ggml (versions 2 and 3, little-endian). The block types that `decode` knows are
-checked bit for bit against the `gguf` package.
+Source: the GGUF specification of ggml (versions 2 and 3, little-endian).
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 import textwrap
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from rzoo.checkpoint.blocks import BLOCK_NAMED, BLOCK_TYPES, decode, decoder_of
 from rzoo.core import RzooError, closest, dtype_named
 
 VERSIONS = (2, 3)
@@ -30,37 +29,7 @@ MAX_DIMS = 4
 FIRST_READ = 16 << 20  # bytes; more than the headers of the models we know
 HEADER_LIMIT = 256 << 20
 PIECE = 4 << 20  # bytes of a tensor read at a time
-SLICE = 1 << 17  # values decoded at a time: they and their temporaries stay in the processor's cache
 
-
-class BlockType(NamedTuple):
-    """How a tensor type is stored: `values` numbers in every block of `nbytes` bytes."""
-
-    name: str
-    values: int
-    nbytes: int
-
-
-BLOCK_TYPES: dict[int, BlockType] = {
-    0: BlockType("F32", 1, 4),
-    1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    10: BlockType("Q2_K", 256, 84),
-    11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
-    15: BlockType("Q8_K", 256, 292),
-    20: BlockType("IQ4_NL", 32, 18),
-    23: BlockType("IQ4_XS", 256, 136),
-    30: BlockType("BF16", 1, 2),
-    39: BlockType("MXFP4", 32, 17),
-}
-_BLOCK_NAMED = {block.name: block for block in BLOCK_TYPES.values()}
 
 # Metadata type id -> numpy's spelling of it. 7 is bool, 8 string, 9 array.
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -81,18 +50,19 @@ _LOOKALIKES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a GGUF file: `shape` in numpy's order, `offset` in bytes from the start of the file."""
+    """One tensor of a GGUF file: `shape` in numpy's order, `offset` in bytes from the start of `file`."""
 
     name: str
     shape: tuple[int, ...]
     type: str
     offset: int
     nbytes: int
+    file: Path
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a GGUF file; `read` fetches a tensor. `data_bytes` is the sum of the tensors' sizes."""
+    """The header of a GGUF file, or those of all its parts; `read` fetches a tensor. `data_bytes`: of all tensors."""
 
     path: Path
     version: int
@@ -114,17 +84,16 @@ class GGUFFile:
         Raises RzooError for a name that the file lacks, a type that rzoo cannot decode, and a file that has shrunk.
         """
         info = self._info(name)
-        _decoder(info.type, name)
-        block = _BLOCK_NAMED[info.type]
+        block = BLOCK_NAMED[info.type]
         out = np.empty(info.shape, dtype_named(dtype))
         flat, step = out.reshape(-1), PIECE // block.nbytes
-        with self.path.open("rb", buffering=0) as file:
+        with info.file.open("rb", buffering=0) as file:
             for first in range(0, info.nbytes // block.nbytes, step):
                 part = flat[first * block.values : (first + step) * block.values]
                 nbytes = part.size // block.values * block.nbytes
                 raw = os.pread(file.fileno(), nbytes, info.offset + first * block.nbytes)
                 if len(raw) != nbytes:
-                    raise RzooError(f"{self.path}: ends inside tensor {name}; did it change?", field=name)
+                    raise RzooError(f"{info.file}: ends inside tensor {name}; did it change?", field=name)
                 decode(info.type, raw, part.shape, part)
         return out
 
@@ -136,11 +105,50 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Read the header of the GGUF file at `path`.
+    """Read the header of the GGUF file at `path`; where that is one of several parts, of all of them.
 
     Raises RzooError for a file that is missing, of another format or version, cut short, or at odds with itself.
     """
-    path = Path(path)
+    file = _open_one(Path(path))
+    count = file.metadata.get("split.count", 1)
+    return file if count in (0, 1) else _whole(file, count)
+
+
+def parts_of(path: Path, count: Any) -> list[Path]:
+    """The files of a model in `count` parts, of which `path` is one: "x-00001-of-00003.gguf" and so on; [] for none."""
+    found = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name, re.DOTALL)
+    if found is None or int(found[2]) != count:
+        return []
+    return [path.with_name(f"{found[1]}-{number:05}-of-{found[2]}.gguf") for number in range(1, count + 1)]
+
+
+def _whole(part: GGUFFile, count: Any) -> GGUFFile:
+    """All parts of the model of which `part` is one; the first has the metadata."""
+    paths = parts_of(part.path, count)
+    absent = [path.name for path in paths if not path.is_file()]
+    if absent or not paths:
+        listed = textwrap.shorten(", ".join(absent), 200, placeholder=" …")
+        words = f"{len(absent)} are absent: {listed}" if paths else "its name does not say which ones"
+        fix = f"put all parts into one folder under the names that they came with (…-00001-of-{count!s:.20}.gguf)"
+        raise RzooError(
+            f"{part.path}: is one of {count!r:.20} parts, {words}", field="split.count", value=count, fix=fix
+        )
+    tensors: dict[str, TensorInfo] = {}
+    files = [_open_one(path) for path in paths]
+    for file in files:
+        both = tensors.keys() & file.tensors.keys()
+        if both or file.metadata.get("split.count") != count:
+            words = f"tensor {min(both)} is in an earlier part, too" if both else f"does not say that it is of {count}"
+            raise RzooError(f"{file.path}: {words}", field="split.count", fix="fetch all parts of one version")
+        tensors |= file.tensors
+    total = files[0].metadata.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        words = f"split.tensors.count says {total!r:.20} tensors, the parts hold {len(tensors)}"
+        raise RzooError(f"{files[0].path}: {words}", field="split.tensors.count", value=total)
+    return GGUFFile(files[0].path, files[0].version, files[0].metadata, tensors, sum(f.data_bytes for f in files))
+
+
+def _open_one(path: Path) -> GGUFFile:
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -162,97 +170,9 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def check_supported(file: GGUFFile) -> None:
-    """Raise RzooError when `file` holds a tensor that `decode` cannot decode. For loaders, before anything is read."""
-    counts = Counter(info.type for info in file.tensors.values() if info.type not in DECODERS)
-    if counts:
-        name = next(info.name for info in file.tensors.values() if info.type in counts)
-        listed = ", ".join(f"{kind} in {count} tensors" for kind, count in counts.most_common())
-        raise _undecodable(file.tensors[name].type, name, f"{file.path}: ", f" (the file has {listed})")
-
-
-def decode(kind: str, raw: bytes | memoryview | np.ndarray, shape: tuple[int, ...], out: np.ndarray) -> np.ndarray:
-    """Decode the blocks `raw` of type `kind` ("Q4_1") into `out`, an array of `shape`; returns `out`.
-
-    Numbers are computed in float32 and rounded once to out's dtype; a type stored in out's own dtype is copied bit for
-    bit. Raises RzooError for a type that cannot be decoded and for sizes that do not fit each other.
-    """
-    decoder, block = _decoder(kind), _BLOCK_NAMED[kind]
-    blocks = np.frombuffer(raw, np.uint8)
-    values = math.prod(shape)
-    fits = values % block.values == 0 and blocks.size == values // block.values * block.nbytes
-    if not fits or out.shape != shape or not out.flags.c_contiguous:
-        words = f"{blocks.size} bytes of {kind} do not fit shape {shape} and a contiguous output (found {out.shape})"
-        raise RzooError(words, field="raw")
-    flat, step = out.reshape(-1), SLICE // block.values
-    blocks = blocks.reshape(-1, block.nbytes)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for first in range(0, len(blocks), step):
-            part = decoder(blocks[first : first + step])
-            flat[first * block.values : (first + step) * block.values] = part.reshape(-1)
-    return out
-
-
-def _floats(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda blocks: blocks.view(dtype)
-
-
-def _scale(blocks: np.ndarray, first: int) -> np.ndarray:
-    """The float16 at byte `first` of each block, as float32 [n, 1]."""
-    return np.ascontiguousarray(blocks[:, first : first + 2]).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """The low halves of the 16 bytes of each block, then their high halves: float32 [n, 32]."""
-    out = np.empty((len(packed), 32), np.float32)
-    out[:, :16] = packed & 15
-    out[:, 16:] = packed >> 4
-    return out
-
-
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    """(q - 8) * scale."""
-    out = _nibbles(blocks[:, 2:])
-    out -= 8
-    out *= _scale(blocks, 0)
-    return out
-
-
-def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    """q * scale + minimum."""
-    out = _nibbles(blocks[:, 4:])
-    out *= _scale(blocks, 0)
-    out += _scale(blocks, 2)
-    return out
-
-
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    """q * scale."""
-    out = blocks[:, 2:].view(np.int8).astype(np.float32)
-    out *= _scale(blocks, 0)
-    return out
-
-
-# Type -> function from blocks (uint8 [n, bytes]) to their numbers.
-DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "F32": _floats("<f4"),
-    "F16": _floats("<f2"),
-    "BF16": _floats(ml_dtypes.bfloat16),
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-}
-
-
-def _decoder(kind: str, tensor: str | None = None) -> Callable[[np.ndarray], np.ndarray]:
-    if kind not in DECODERS:
-        raise _undecodable(kind, tensor)
-    return DECODERS[kind]
-
-
-def _undecodable(kind: str, tensor: str | None, start: str = "", end: str = "") -> RzooError:
-    subject = f"tensor {tensor} has type {kind}" if tensor else f"type {kind}"
-    fix = f"types that can be decoded: {', '.join(DECODERS)}"
-    return RzooError(f"{start}{subject}, which cannot be decoded{end}", field=tensor or "kind", value=kind, fix=fix)
+    """Raise RzooError when `file` holds a tensor that cannot be decoded here. For loaders, before anything is read."""
+    for kind, name in {info.type: info.name for info in file.tensors.values()}.items():
+        decoder_of(kind, f"{file.path}: tensor {name}: ")
 
 
 class _NeedsMoreError(Exception):
@@ -442,7 +362,8 @@ def _tensor(cursor: _Cursor, index: int, alignment: int) -> TensorInfo:
     if offset % alignment:
         words = f"offset ({offset}) of tensor {name} must be a multiple of the alignment ({alignment})"
         raise cursor.refuse(words, field=name, value=offset)
-    return TensorInfo(name, tuple(sizes[::-1]), block.name, offset, math.prod(sizes) // block.values * block.nbytes)
+    nbytes = math.prod(sizes) // block.values * block.nbytes
+    return TensorInfo(name, tuple(sizes[::-1]), block.name, offset, nbytes, cursor.path)
 
 
 def _placed(cursor: _Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
@@ -456,4 +377,4 @@ def _placed(cursor: _Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
             value=info.nbytes,
             fix="the file is cut short or damaged: fetch it again",
         )
-    return TensorInfo(info.name, info.shape, info.type, offset, info.nbytes)
+    return replace(info, offset=offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def _refusal(repo_id: str, revision: str | None, error: Exception) -> RzooError:
     if reason:
         fix = f"Check the id and log in by huggingface_hub.login() where access was granted, or {BRING}."
     else:
-        reason = f"is not in the local cache and could not be fetched ({type(error).__name__}: {error})"
+        reason = f"is not in the local cache and could not be fetched ({_cause(error)})"
         fix = f"Check the network and HF_HUB_OFFLINE, or {BRING}."
     return RzooError(f"{wanted} {reason}", field="repo_id", value=repo_id, fix=fix)
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong first, in one short line: the library wraps it into paragraphs of its own."""
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and inner not in chain:
+        chain.append(inner)
+    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in chain):
+        return "HF_HUB_OFFLINE is set"
+    return textwrap.shorten(f"{type(chain[-1]).__name__}: {chain[-1]}", 120, placeholder=" …")

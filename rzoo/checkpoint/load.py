@@ -18,9 +18,10 @@ from rzoo.compile.kernels import default_forms, policy_forms
 from rzoo.compile.precision import bound_of
 from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
-from rzoo.formats import TEMPLATES, thinking_of
+from rzoo.formats import TEMPLATES, family_of, thinking_of
 from rzoo.handle import LM, About
 from rzoo.models.forms import Forms
+from rzoo.models.nemotron import NemotronConfig
 from rzoo.models.presets import Preset
 from rzoo.models.registry import Params, abstract_weights, always_float32, count_parameters
 from rzoo.models.weights import Numerics
@@ -76,7 +77,12 @@ def load(
     forms = on_mesh(policy_forms(policy, opened.dtype if held == "fp8" else held))
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
-        for line in (*opened.warnings, *chosen, _announcement(located, opened, held), *_copies(opened, held, forms)):
+        for line in (
+            *opened.warnings,
+            *chosen,
+            _announcement(located, opened, held, forms.place),
+            *_copies(opened, held, forms),
+        ):
             print(f"rzoo: {line}", file=sys.stderr)
     as_saved = opened.read_all is not None and dtype is None
     params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
@@ -96,7 +102,7 @@ def _tuned(lm: LM, quiet: bool) -> LM:
 def _about(located: Located, opened: Opened) -> About:
     preset = located.preset or Preset(config=opened.config)
     template = opened.tokenizer.chat_template if opened.tokenizer else None
-    template = template or TEMPLATES.get(preset.template or "")
+    template = template or TEMPLATES.get(preset.template or _family(opened) or "")
     return About(
         source=f"{located.name} from {located.path}",
         bits=opened.bits,
@@ -106,6 +112,15 @@ def _about(located: Located, opened: Opened) -> About:
         thinking=preset.thinking or thinking_of(template),
         recommended={**preset.recommended, **opened.recommended},
     )
+
+
+def _family(opened: Opened) -> str | None:
+    """The format of a checkpoint that brings no template."""
+    if opened.tokenizer is None:
+        return None
+    added = opened.tokenizer.added
+    stops = {added[number] for number in opened.stops if number in added}
+    return family_of(stops, added.values(), nemotron=isinstance(opened.config, NemotronConfig))
 
 
 def _mesh_for(
@@ -153,8 +168,7 @@ def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> st
     free = free_memory()
     sizes = {}
     for candidate in dict.fromkeys(wanted):
-        stored = opened.dtype if candidate == "fp8" else candidate
-        sizes[candidate] = needed_bytes(opened, candidate, place) + largest_weight_bytes(opened.config, stored)
+        sizes[candidate] = peak_bytes(opened, candidate, place)
         if free is None or sizes[candidate] <= free:
             return candidate
     needs = ", ".join(f"{in_gib(size)} in {candidate}" for candidate, size in sizes.items())
@@ -183,10 +197,17 @@ def needed_bytes(opened: Opened, held: str, place: Any) -> int:
     return on_one * len(local) if jax.default_backend() == "cpu" else on_one
 
 
-def _announcement(located: Located, opened: Opened, held: str) -> str:
+def peak_bytes(opened: Opened, held: str, place: Any) -> int:
+    """The most that loading takes of that memory: all weights, and one more on its way."""
+    one = largest_weight_bytes(opened.config, opened.dtype if held == "fp8" else held)
+    return needed_bytes(opened, held, place) + one
+
+
+def _announcement(located: Located, opened: Opened, held: str, place: Any) -> str:
     count = count_parameters(opened.config)
-    size = in_gib(held_bytes(opened, held))
-    return f"loading {located.name}: {count:,} parameters, {opened.bits} in the file, {held} in memory ({size})"
+    size, peak = in_gib(held_bytes(opened, held)), in_gib(peak_bytes(opened, held, place))
+    stored = f"{opened.bits} in the file, {held} in memory ({size}, at most {peak} while loading)"
+    return f"loading {located.name}: {count:,} parameters, {stored}"
 
 
 def _copies(opened: Opened, held: str, forms: Forms) -> Iterator[str]:

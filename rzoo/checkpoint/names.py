@@ -106,7 +106,9 @@ def match(config: Any, shapes: Mapping[str, tuple[int, ...]], *, kind: str, wher
     copies = {n: repeated[n] for n in unused if n in repeated}
     unexpected = [n for n in unused if n not in copies]
     if missing or wrong or unexpected:
-        raise _mismatch(where, missing, wrong, unexpected, head)
+        rows, *rest = shapes.get(embed.names[0]) or (None,)
+        padded = rows != config.vocab_size and (*rest,) == embed.shape[1:]
+        raise _mismatch(where, missing, wrong, unexpected, head, rows if padded else None)
     return Match(found, copies)
 
 
@@ -154,7 +156,9 @@ def layer_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _mismatch(where: str, missing: list[str], wrong: list[str], unexpected: list[str], head: str) -> RzooError:
+def _mismatch(
+    where: str, missing: list[str], wrong: list[str], unexpected: list[str], head: str, rows: int | None
+) -> RzooError:
     parts = [f"{where}: the tensors do not fit the config"]
     for title, names in (("missing", missing), ("wrong shape", wrong), ("not part of this model", unexpected)):
         if names:
@@ -165,4 +169,6 @@ def _mismatch(where: str, missing: list[str], wrong: list[str], unexpected: list
         fix = (
             "the config says tie_word_embeddings false: set it to true if the model shares its embedding with its head"
         )
+    elif rows is not None:
+        fix = f"where all else is right, set vocab_size to {rows}: rows that no token uses pad the embedding"
     return RzooError("\n  ".join(parts), field="tensors", value=[*missing, *unexpected], fix=fix)

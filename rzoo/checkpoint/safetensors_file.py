@@ -149,6 +149,9 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     for before, after in itertools.pairwise(tensors):
         if after.offset < before.offset + before.nbytes:
             raise _broken(file, f"the data of {show(before.name)} and {show(after.name)} overlap", "data_offsets")
+    end = tensors[-1].offset + tensors[-1].nbytes if tensors else start
+    if end < size:
+        raise _broken(file, f"{size - end} bytes follow its last tensor", "data_offsets")
     return {info.name: info for info in tensors}
 
 

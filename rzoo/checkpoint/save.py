@@ -63,7 +63,7 @@ def about_files(lm: LM) -> dict[str, bytes]:
         files[GENERATION_CONFIG] = json.dumps(generation, indent=2).encode()
     if lm.tokenizer:
         files["tokenizer.json"] = lm.tokenizer.to_json().encode()
-        files["tokenizer_config.json"] = json.dumps(lm.tokenizer.settings(), indent=2, ensure_ascii=False).encode()
+        files["tokenizer_config.json"] = json.dumps(lm.tokenizer.settings(), ensure_ascii=False, indent=2).encode()
     if lm.about.template:
         files["chat_template.jinja"] = lm.about.template.encode()
     return files

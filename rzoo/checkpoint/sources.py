@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from rzoo.checkpoint.gguf import parts_of
 from rzoo.core import RzooError, closest
 from rzoo.models.presets import PRESETS, Preset
 from rzoo.models.registry import preset
@@ -29,8 +31,14 @@ def locate(source: str | os.PathLike[str]) -> Located:
         return Located(_find(full, entry), full, entry)
     path = Path(source).expanduser()
     ggufs = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").exists() else []
-    if len(ggufs) == 1:
+    if len(ggufs) == 1 or (ggufs and ggufs == parts_of(ggufs[0], len(ggufs))):
         return Located(ggufs[0], ggufs[0].name)
+    if ggufs:
+        words = textwrap.shorten(", ".join(file.name for file in ggufs), 200, placeholder=" …")
+        fix = "give the path of one of them"
+        raise RzooError(
+            f"source ({source}) holds {len(ggufs)} .gguf files: {words}", field="source", value=source, fix=fix
+        )
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return Located(path, path.name)
     if path.is_file():

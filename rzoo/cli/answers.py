@@ -16,9 +16,26 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text; - reads standard input.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 512,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is token ids, separated by spaces or commas.")] = False,
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="Switch a reasoning model's thinking on or off.")
     ] = None,
+    max_think_tokens: Annotated[
+        int | None, typer.Option(help="Close a thought after so many tokens, so that the model answers.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy, 1 draws as the model says.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw from tokens of at least this part of the likeliest's.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what the text holds.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Repeats an answer that named it.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="How many answers.")] = 1,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits alone and in any batch; slower.")
+    ] = False,
     dtype: Dtype = None,
     policy: Policy = "exact",
     mesh: MeshOption = None,
@@ -26,20 +43,65 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Answer a prompt."""
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "raw": raw,
+        "thinking": thinking,
+        "max_think_tokens": max_think_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "n": n,
+        "stop": stop or (),
+        "deterministic": deterministic,
+    }
+    text = sys.stdin.read() if prompt == "-" else prompt
+    given = _given(text, ids, options)
+    lm = load(model, dtype, policy, mesh, rules)
+    if as_json or n > 1:
+        _whole(lm, given, options, as_json)
+    else:
+        _streamed(lm, given, options)
+
+
+def _given(text: str, ids: bool, options: dict[str, Any]) -> Any:
+    """The prompt; what can be refused before a model is loaded is."""
+    from rzoo.core import RzooError
+    from rzoo.engine.options import options_of
+
+    options_of(options)
+    if not ids:
+        return text
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        fix = "give whole numbers, separated by spaces or commas"
+        raise RzooError(f"prompt ({text!r:.40}) is not a list of token ids", field="prompt", fix=fix) from error
+
+
+def _whole(lm: Any, prompt: Any, options: dict[str, Any], as_json: bool) -> None:
+    """All answers when they are there; as JSON one object for each."""
     import rzoo
 
-    text = sys.stdin.read() if prompt == "-" else prompt
-    lm = load(model, dtype, policy, mesh, rules)
     start = time.perf_counter()
-    if as_json:
-        answer: Any = rzoo.generate(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
-        seconds = time.perf_counter() - start
-        result = {"model": lm.source, **vars(answer), "seconds": round(seconds, 3)}
-        say(json.dumps(result, ensure_ascii=False))
-        if answer.finish_reason == "interrupted":
-            raise KeyboardInterrupt
-        return
-    answer = rzoo.stream(lm, text, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
+    found = rzoo.generate(lm, prompt, **options)
+    answers = found if isinstance(found, list) else [found]
+    seconds = round(time.perf_counter() - start, 3)
+    for number, answer in enumerate(answers, 1):
+        result = {"model": lm.source, **vars(answer), "seconds": seconds}
+        say(json.dumps(result, ensure_ascii=False) if as_json else f"[{number}] {answer}")
+    if any(answer.finish_reason == "interrupted" for answer in answers):
+        raise KeyboardInterrupt
+
+
+def _streamed(lm: Any, prompt: Any, options: dict[str, Any]) -> None:
+    """The text as it comes, then a line on it."""
+    import rzoo
+
+    answer = rzoo.stream(lm, prompt, **options)
     waiting = sys.stderr.isatty()
     if waiting:  # the first piece takes seconds where programs have to be compiled, and more for a long prompt
         say(f"rzoo: reading {answer.prompt_length} tokens …", end="", file=sys.stderr)

@@ -1,97 +1,69 @@
-"""From a prompt to an answer: `generate` and `stream`, greedy.
+"""From a prompt to an answer: `generate` and `stream`.
 
 A string is one user turn where the model has a chat template and raw text where it has none (or with raw=True); a list
 of messages is a conversation; a list of ids is taken as it is.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from rzoo.chat import encode_chat, opens_reasoning, split_reasoning
+from rzoo.chat import ReasoningSplitter
 from rzoo.core import RzooError
-from rzoo.engine.session import decode, prefill
-from rzoo.formats import with_thinking
+from rzoo.engine.options import options_of, rows_of
+from rzoo.engine.prompts import is_single
+from rzoo.engine.rows import Completion
+from rzoo.engine.run import run
 from rzoo.handle import LM
-from rzoo.tokenizer import IncrementalDecoder
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One answer; printed, it is its text.
-
-    tokens: ids of the answer as generated, the stop included. finish_reason: stop, length or interrupted.
-    text: the answer without its reasoning; reasoning: what stood between the think tags, or None.
-    """
-
-    text: str
-    prompt_tokens: tuple[int, ...] = field(repr=False)
-    tokens: tuple[int, ...] = field(repr=False)
-    reasoning: str | None
-    finish_reason: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass
-class _Row:
-    """What the host knows of one row while it is generated."""
-
-    prompt: tuple[int, ...]
-    limit: int
-    decoder: IncrementalDecoder | None
-    opened: bool
-    tokens: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    finish_reason: str = ""
-
-    def take(self, new: np.ndarray, stops: Sequence[int]) -> str:
-        """Adds new ids (-1: none); returns the text that became certain."""
-        ids = [int(i) for i in new if i >= 0]
-        self.tokens += ids
-        if ids and ids[-1] in stops:
-            self.finish_reason = "stop"
-            ids = ids[:-1]
-        elif len(self.tokens) >= self.limit:
-            self.finish_reason = "length"
-        if self.decoder is None:
-            return ""
-        piece = self.decoder.push(ids) + (self.decoder.finish() if self.finish_reason else "")
-        self.pieces.append(piece)
-        return piece
-
-    def completion(self) -> Completion:
-        reasoning, text = split_reasoning("".join(self.pieces), opened=self.opened)
-        return Completion(text, self.prompt, tuple(self.tokens), reasoning, self.finish_reason or "interrupted")
-
-
-def generate(
-    lm: LM, prompts: Any, *, max_new_tokens: int = 512, raw: bool = False, thinking: bool | None = None
-) -> Any:
-    """Greedy answers: one prompt gives one Completion, a list of prompts a list in the same order, computed as one
-    batch.
+def generate(lm: LM, prompts: Any, **options: Any) -> Any:
+    """One prompt gives one Completion, a list of prompts a list in the same order, computed as one batch; n above 1
+    gives a list of n for each prompt.
 
     A prompt is text (one user turn where the model has a chat template; with raw, or where it has none, the text as it
-    is, control tokens in it alive), a list of messages {"role", "content"}, or a list of token ids. max_new_tokens: of
-    each answer, at most. thinking: True or False switches a reasoning model's thinking; None leaves it as it comes.
+    is, control tokens in it alive), a list of messages {"role", "content"}, or a list of token ids. Options, of which
+    those with a * may also be lists with a value for each prompt:
+
+    max_new_tokens* (512): of each answer, at most. raw (False). thinking (None): True or False switches a reasoning
+    model's thinking; None leaves it as it comes. max_think_tokens* (None): after so many tokens a thought that is
+    still open is closed with </think>, and the model answers.
+
+    temperature* (0): greedy unless asked; what a checkpoint recommends is in `lm.about.recommended`. top_k* (None),
+    top_p* (1), min_p* (0), repetition_penalty* (1), frequency_penalty* (0), presence_penalty* (0): see
+    rzoo.engine.sampling. seed*: draws are repeatable and do not depend on what a prompt is batched with; without one
+    they are fresh. Each Completion names the seed that draws it again, alone too. n (1): answers of each prompt, which
+    is computed once.
+
+    stop: text, token ids, or a list of them, which end an answer and are cut off it, in its reasoning too. ignore_eos
+    (False): the model's own ends do not end it. logprobs (None): 0 gives the log-probability of each token, k also the
+    k likeliest ones; they are the model's, before temperature, filters and penalties.
+
+    deterministic (False): a greedy answer has bit-identical logits alone, in any batch and streamed, on a CPU in
+    float32, at the price of padding (batches are of 8 rows) and of reading prompts one by one. Without it logits agree
+    within 1e-4, which can turn a near tie. session: a rzoo.Session, for which the beginning that a prompt shares
+    with the last one is not computed again (but with deterministic, since it would be in other chunks).
+
+    draft: a smaller model with the same vocabulary, or "lookup" for text that quotes itself; it guesses draft_tokens
+    (4) at a time, and the model checks them in one pass. The answer is the same in distribution, and greedy, but for
+    near ties, the same.
+
     Ctrl-C ends the call with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a
-    prompt that is empty, malformed or leaves no room in the context.
+    prompt that is empty, malformed or leaves no room in the context, and for an option that is unknown or out of range.
     """
+    asked = options_of(options)
     single = is_single(prompts)
     batch: Any = [prompts] if single else list(prompts)
     if not batch:
         return []
-    rows = [_row(lm, prompt, max_new_tokens, raw, thinking) for prompt in batch]
+    rows = rows_of(lm, batch, asked)
     try:
-        for _ in _run(lm, rows):
+        for _ in run(lm, rows, asked):
             pass
     except KeyboardInterrupt:
         pass
-    answers = [row.completion() for row in rows]
+    found = [row.completion() for row in rows]
+    answers: list[Any] = [found[i : i + asked.n] for i in range(0, len(found), asked.n)] if asked.n > 1 else found
     return answers[0] if single else answers
 
 
@@ -101,15 +73,17 @@ class Stream(Iterator[str]):
     Joined, the pieces are the text that `generate` decodes. `completion` is what there is so far, also after Ctrl-C.
     """
 
-    def __init__(
-        self, lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False, thinking: bool | None = None
-    ):
+    def __init__(self, lm: LM, prompt: Any, **options: Any):
         if not is_single(prompt):
             raise RzooError("stream takes one prompt; a list of prompts goes to generate", field="prompt")
         if isinstance(lm, LM) and lm.tokenizer is None:
             raise RzooError("stream gives text, and this model has no tokenizer", field="lm", fix="generate takes ids")
-        self._row = _row(lm, prompt, max_new_tokens, raw, thinking)
-        self._pieces = (piece for pieces in _run(lm, [self._row]) for piece in pieces if piece)
+        asked = options_of(options)
+        if asked.n != 1:
+            raise RzooError("stream gives one answer; n goes to generate", field="n", value=asked.n)
+        (self._row,) = rows_of(lm, [prompt], asked)
+        self._loops = run(lm, [self._row], asked)
+        self._pieces = (piece for pieces in self._loops for piece in pieces if piece)
         self._seconds: list[float] = [time.perf_counter()]  # when asked for, then when each piece came
 
     def __next__(self) -> str:
@@ -117,6 +91,10 @@ class Stream(Iterator[str]):
             return next(self._pieces)
         finally:
             self._seconds.append(time.perf_counter())
+
+    def close(self) -> None:
+        """Ends the answer where it is; a session keeps what it has computed."""
+        self._loops.close()  # type: ignore[attr-defined]
 
     @property
     def prompt_length(self) -> int:
@@ -128,134 +106,30 @@ class Stream(Iterator[str]):
         """The answer so far."""
         return self._row.completion()
 
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The same in pairs (reasoning, answer), without the tags: joined, what `completion` holds of each."""
+        splitter = ReasoningSplitter(opened=self._row.opened)
+        yield from map(splitter.push, self)
+        yield splitter.finish()
+
     def report(self) -> str:
-        """One line: tokens, seconds to the first piece (compiling included), tokens a second after it."""
+        """One line: tokens, seconds to the first piece (compiling included), tokens a second after it, the end, and the
+        seed where tokens were drawn.
+        """
         made, start, *came = len(self._row.tokens), *self._seconds
+        seed = self.completion.seed
+        ended = self.completion.finish_reason + ("" if seed is None else f", seed {seed}")
         if not came or not made:
-            return f"no tokens ({self.completion.finish_reason})"
+            return f"no tokens ({ended})"
         after, span = max(made - 1, 0), came[-1] - came[0]
         rate = f", then {after / span:.1f} tokens/s" if after and span > 0 else ""
         tokens = "1 token" if made == 1 else f"{made} tokens"
-        return f"{tokens}, first after {came[0] - start:.1f} s{rate} ({self.completion.finish_reason})"
+        return f"{tokens}, first after {came[0] - start:.1f} s{rate} ({ended})"
 
 
-def stream(
-    lm: LM, prompt: Any, *, max_new_tokens: int = 512, raw: bool = False, thinking: bool | None = None
-) -> Stream:
+def stream(lm: LM, prompt: Any, **options: Any) -> Stream:
     """The answer to one prompt piece by piece: `for piece in rzoo.stream(lm, "…"): print(piece, end="")`.
 
-    Raises RzooError here, before the first piece is asked for, as `generate` does.
+    Options and errors are those of `generate`; errors are raised here, before the first piece is asked for.
     """
-    return Stream(lm, prompt, max_new_tokens=max_new_tokens, raw=raw, thinking=thinking)
-
-
-def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt (text, ids, messages) and not a list of prompts."""
-    if isinstance(prompts, bytes):
-        raise RzooError("prompt is bytes: decode them to text first", field="prompt")
-    if isinstance(prompts, str):
-        return True
-    if hasattr(prompts, "ndim"):
-        return prompts.ndim == 1
-    if not isinstance(prompts, Sequence):
-        kind = type(prompts).__name__
-        raise RzooError(
-            f"prompt must be text, a list of ids, a list of messages, or a list of those; got {kind}", field="prompt"
-        )
-    return bool(prompts) and all(
-        isinstance(p, int) or hasattr(p, "__index__") or isinstance(p, Mapping) for p in prompts
-    )
-
-
-def _run(lm: LM, rows: list[_Row]) -> Iterator[list[str]]:
-    """Decodes until every row is finished; after each device loop yields the new text of each row."""
-    stops = lm.about.stops
-    longest = max(len(row.prompt) for row in rows)
-    state = prefill(lm, [row.prompt for row in rows], room=min(max(row.limit for row in rows), longest + 128))
-    step = 1  # the first token is shown as soon as it is known
-    while not all(row.finish_reason for row in rows):
-        wanted = [0 if row.finish_reason else min(step, row.limit - len(row.tokens)) for row in rows]
-        tokens, state = decode(lm, state, wanted, stops=stops)
-        yield ["" if row.finish_reason else row.take(ids, stops) for row, ids in zip(rows, tokens, strict=True)]
-        step = len(tokens[0])
-
-
-def _row(lm: LM, prompt: Any, max_new_tokens: int, raw: bool, thinking: bool | None) -> _Row:
-    if not isinstance(lm, LM):
-        raise RzooError(f"lm must be a handle from rzoo.load; got {type(lm).__name__}", field="lm")
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise RzooError(
-            f"max_new_tokens ({max_new_tokens!r}) must be an integer of at least 1",
-            field="max_new_tokens",
-            value=max_new_tokens,
-        )
-    ids = prompt_ids(lm, prompt, raw=raw, thinking=thinking)
-    room = lm.config.context - len(ids)
-    if room < 1:
-        raise RzooError(
-            f"the prompt has {len(ids)} tokens, the context of the model is {lm.config.context}",
-            field="prompt",
-            value=len(ids),
-            fix=f"shorten it to at most {lm.config.context - 1} tokens",
-        )
-    decoder = IncrementalDecoder(lm.tokenizer) if lm.tokenizer else None
-    opened = lm.tokenizer is not None and opens_reasoning(lm.tokenizer.decode(ids, skip_special=False))
-    return _Row(tuple(ids), min(max_new_tokens, room), decoder, opened)
-
-
-def prompt_ids(lm: LM, prompt: Any, *, raw: bool = False, thinking: bool | None = None) -> list[int]:
-    """The token ids of one prompt, as `generate` reads it: exactly one BOS where the model uses one.
-
-    thinking: True or False puts the words that switch it into the conversation (rzoo.formats.THINKING).
-    """
-    if isinstance(prompt, str):
-        _needs_text(lm)
-        if not prompt.strip():
-            raise RzooError("the prompt is empty", field="prompt", fix="give some text")
-        if raw or lm.about.template is None:
-            ids = lm.tokenizer.encode(prompt, add_bos=lm.tokenizer.add_bos_token)
-        else:
-            ids = _chat_ids(lm, [{"role": "user", "content": prompt}], thinking)
-    elif not isinstance(prompt, Sequence) and not hasattr(prompt, "__array__"):
-        raise RzooError(f"a prompt is text, ids or messages; got {type(prompt).__name__}", field="prompt", value=prompt)
-    elif len(prompt) and all(isinstance(m, Mapping) for m in prompt):
-        _needs_text(lm)
-        if lm.about.template is None:
-            raise RzooError(
-                "messages need a chat template and this model has none", field="prompt", fix="give plain text"
-            )
-        ids = _chat_ids(lm, prompt, thinking)
-    else:
-        wrong = next((i for i in prompt if not hasattr(i, "__index__")), None)
-        if wrong is not None:
-            raise RzooError(f"prompt contains {wrong!r}, which is no token id", field="prompt", value=wrong)
-        ids = [int(i) for i in prompt]
-    _check_ids(ids, lm.config.vocab_size)
-    return ids
-
-
-def _chat_ids(lm: LM, messages: Any, thinking: bool | None) -> list[int]:
-    asked = with_thinking(lm.about.thinking, messages, thinking)
-    ids = encode_chat(lm.tokenizer, asked.messages, template=lm.about.template, **asked.variables)
-    if asked.opening and not opens_reasoning(lm.tokenizer.decode(ids[-8:], skip_special=False)):
-        ids += lm.tokenizer.encode(asked.opening)
-    return ids
-
-
-def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    if not ids:
-        raise RzooError("the prompt is empty", field="prompt", fix="give at least one token")
-    for i in ids:
-        if not 0 <= i < vocab_size:
-            raise RzooError(
-                f"prompt contains id {i}, outside of the vocabulary 0..{vocab_size - 1}", field="prompt", value=i
-            )
-
-
-def _needs_text(lm: LM) -> None:
-    if lm.tokenizer is None:
-        raise RzooError(
-            f"{lm.about.source} has no tokenizer",
-            field="prompt",
-            fix="add tokenizer.json to its folder, or give token ids",
-        )
+    return Stream(lm, prompt, **options)
