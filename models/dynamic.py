@@ -118,6 +118,18 @@ def mask_of(chosen: Int[Array, "b t n"], s: int) -> Bool[Array, "b t s"]:
     return jnp.zeros((b, t, s), bool).at[rows, queries, chosen].set(True, mode="drop")
 
 
+def imitation_loss(
+    scores: Float[Array, "b t s"], probabilities: Float[Array, "b h t s"], seen: Bool[Array, "b t s"]
+) -> Float[Array, "b t"]:
+    """What an indexer is trained on (section 2.1.1): the KL divergence, in nats, of its softmax over the positions seen
+    from what all heads together attend to there.
+    """
+    target = jnp.where(seen, probabilities.sum(axis=1), 0.0)
+    target = target / jnp.maximum(target.sum(axis=-1, keepdims=True), 1e-30)
+    own = jnp.where(seen, jax.nn.log_softmax(jnp.where(seen, scores, -jnp.inf), axis=-1), 0.0)
+    return jnp.where(target > 0, target * (jnp.log(jnp.maximum(target, 1e-30)) - own), 0.0).sum(axis=-1)
+
+
 def attend_masked(
     q: Float[Array, "b t h w"],
     latents: Float[Array, "b 1 s m"],

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from rzoo.models.attention import attention_probabilities, entropy
+from rzoo.models.attention import attention_probabilities, entropy, visible
 from rzoo.models.cache import LatentSlot, Slot
-from rzoo.models.dynamic import IndexerConfig, mask_of, valid
+from rzoo.models.dynamic import IndexerConfig, imitation_loss, index_scores, mask_of, valid
 from rzoo.models.forms import Forms
 from rzoo.models.latent import latent_probabilities
 from rzoo.models.moe import Routing, SigmoidRouting, shares
@@ -220,9 +220,23 @@ class LatentAttention(nnx.Module):
         if slot_out is not None:
             latents, index_keys = slot_out.latents, slot_out.index_keys
         chosen = self._chosen(index_q, index_keys, index_weights, starts, cached=slot is not None)
+        if self.indexer is not None and slot is None:
+            given = (x, query_latent, at, q, latents, chosen, starts)
+            forms.observe(self, "indexer_loss", lambda: self._indexer_loss(*given))
         mixed = self._attend(q, latents, chosen, starts, cached=slot is not None)
         mixed = forms.place(mixed.astype(numerics.compute), "bthz")
         return self.output.contract("bthz,dhz->btd", mixed, numerics), slot_out
+
+    def _indexer_loss(
+        self, x: Array, query_latent: Array, at: Rotation, q: Array, latents: Array, chosen: Any, starts: Array
+    ) -> Float[Array, "b t"]:
+        """imitation_loss over the chosen positions (None: all), from which gradients reach the indexer alone."""
+        t, types = x.shape[1], self.forms.types("attention")
+        seen = visible(starts, t, jnp.arange(t))
+        seen = seen if chosen is None else seen & mask_of(chosen, t)
+        heads = latent_probabilities(q, latents, self.key_up, self.value_up, starts, self.scale, types, seen)
+        index_q, keys, weights = self.indexer(*jax.lax.stop_gradient((x, query_latent)), at)
+        return imitation_loss(index_scores(index_q, keys, weights, types), jax.lax.stop_gradient(heads), seen)
 
     def _chosen(
         self, q: Array | None, keys: Any, weights: Any, starts: Int[Array, " b"], *, cached: bool

@@ -106,7 +106,7 @@ def test_config_tokenizer_and_template_are_inside(tmp_path):
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     core.save(str(tmp_path / "tokenizer.json"))
     about = About(
-        tokenizer=Tokenizer.from_file(tmp_path),
+        tokenizer=replace(Tokenizer.from_file(tmp_path), bos_id=5, eos_ids=(3,), pad_id=9, add_bos_token=True),
         template="{{ messages[0].content }}",
         stops=(3, 5),
         recommended={"top_p": 0.9},
@@ -114,6 +114,8 @@ def test_config_tokenizer_and_template_are_inside(tmp_path):
     rzoo.save(tiny(DIVISIBLE["llama"], about), tmp_path / "steps")
     found = rzoo.load(str(tmp_path / "steps"), quiet=True)
     assert found.tokenizer.encode("w3 w95") == [3, 95]
+    marks = (found.tokenizer.bos_id, found.tokenizer.eos_ids[0], found.tokenizer.pad_id, found.tokenizer.add_bos_token)
+    assert marks == (5, 3, 9, True)
     assert (found.about.template, found.about.stops) == (about.template, about.stops)
     assert found.about.recommended == about.recommended
 

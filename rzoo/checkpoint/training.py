@@ -1,9 +1,10 @@
 """Steps of training: `rzoo.save` and what `rzoo.load` does with a step.
 
 A folder of steps holds one folder a step, named by its number: params/ (Orbax, our paths as keys, logical shapes) with
-config.json, generation_config.json, tokenizer.json and chat_template.jinja beside it, and files.json, the size and
-CRC-32 of every file under params/. A step appears under its number when it is complete; until then it is a hidden
-folder that nothing reads and the next save removes.
+config.json, generation_config.json, tokenizer.json and chat_template.jinja beside it, perhaps extra/ (what belongs to
+training alone, such as an optimizer's arrays), and files.json, the size and CRC-32 of every file under params/,
+extra/. A step appears under its number when it is complete; until then it is a hidden folder that nothing reads and
+the next save removes.
 """
 
 import json
@@ -36,7 +37,7 @@ from rzoo.sharding.pipeline import Pipeline
 from rzoo.sharding.place import held
 from rzoo.sharding.placement import Placement
 
-PARAMS, FILES, STORAGE = "params", "files.json", "storage.json"
+PARAMS, EXTRA, FILES, STORAGE = "params", "extra", "files.json", "storage.json"
 PARTIAL = re.compile(r"\.(\d+)\.partial-[0-9a-f]{8}")
 READ_AT_ONCE = 1  # GB of a step in memory beside what is placed
 _running: dict[Path, "Saving"] = {}
@@ -59,11 +60,20 @@ class Saving:
         return self.path
 
 
-def save(lm: LM, folder: str | Path, step: int | None = None, *, keep: int | None = None, wait: bool = True) -> Saving:
+def save(
+    lm: LM,
+    folder: str | Path,
+    step: int | None = None,
+    *,
+    keep: int | None = None,
+    wait: bool = True,
+    extra: Mapping[str, jax.Array] | None = None,
+) -> Saving:
     """Saves a model as a step of `folder`, which may hold earlier ones; `step` None is the one after the latest.
 
     keep: how many of the latest steps to leave, None all. wait=False returns once the weights are copied and writes
-    on; a later save to the folder, or the end of the program, waits. Raises RzooError for a step that is not after
+    on; a later save to the folder, or the end of the program, waits. extra: further arrays that belong to the step,
+    such as an optimizer's, for `read_extra`. Raises RzooError for a step that is not after
     the latest one, and for what cannot be written: then the folder is as it was.
     """
     root = Path(folder).absolute()
@@ -81,7 +91,7 @@ def save(lm: LM, folder: str | Path, step: int | None = None, *, keep: int | Non
     arrays = flat_arrays(_own(lm))
     files = {**about_files(lm), STORAGE: json.dumps(_storage(lm.params)).encode()}
     saving = Saving(root / str(number), threading.Thread(target=lambda: None), [])
-    checkpointer = _start(partial, arrays)
+    checkpointer = _start(partial, {PARAMS: arrays} | ({EXTRA: dict(extra)} if extra else {}))
     work = lambda: _finish(checkpointer, partial, saving, files, keep)  # noqa: E731
     saving = replace(saving, thread=threading.Thread(target=work, name=f"rzoo save {number}"))
     saving.thread.start()
@@ -145,14 +155,15 @@ def _remove_partial(root: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _start(partial: Path, arrays: dict[str, jax.Array]) -> Any:
-    """Copies the arrays and begins to write them."""
+def _start(partial: Path, groups: Mapping[str, dict[str, jax.Array]]) -> Any:
+    """Copies the arrays of each folder and begins to write them."""
     import orbax.checkpoint as ocp
 
     _wait_at_exit()
     checkpointer = ocp.StandardCheckpointer()
     try:
-        checkpointer.save(partial / PARAMS, arrays)
+        for name, arrays in groups.items():
+            checkpointer.save(partial / name, arrays)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _unwritten(partial, error) from error
@@ -166,7 +177,7 @@ def _finish(checkpointer: Any, partial: Path, saving: Saving, files: Mapping[str
         checkpointer.close()
         if jax.process_index() == 0:
             with writing(partial):
-                for name, data in {**files, FILES: json.dumps(_checksums(partial / PARAMS)).encode()}.items():
+                for name, data in {**files, FILES: json.dumps(_checksums(partial)).encode()}.items():
                     _write(partial / name, data)
                 _sync(partial)
                 os.rename(partial, saving.path)
@@ -300,14 +311,14 @@ def _check_files(path: Path) -> None:
     listed = read_json(path / FILES)
     share = sorted(listed)[jax.process_index() :: jax.process_count()]
     for name in share:
-        file = path / PARAMS / name
+        file = path / name
         if not file.is_file() or ".." in Path(name).parts:
-            raise _damaged(path, f"{PARAMS}/{name} is missing")
+            raise _damaged(path, f"{name} is missing")
         size = file.stat().st_size
         if [size] != listed[name][:1]:
-            raise _damaged(path, f"{PARAMS}/{name} has {size} bytes, {listed[name][0]} were written")
+            raise _damaged(path, f"{name} has {size} bytes, {listed[name][0]} were written")
         if _checksum(file, sync=False) != listed[name]:
-            raise _damaged(path, f"{PARAMS}/{name} is not what was written (CRC-32)")
+            raise _damaged(path, f"{name} is not what was written (CRC-32)")
 
 
 def _damaged(path: Path, what: str) -> RzooError:
@@ -431,6 +442,30 @@ def read_step(step: Step, target: Mapping[str, Any]) -> Params:
         if path not in params:
             params[path] = jax.device_put(params["embed"], target[path].sharding)
     return params
+
+
+def read_extra(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra arrays of a step, in the types and places of `like`. Raises RzooError where it has other ones."""
+    import orbax.checkpoint as ocp
+
+    if not (path / EXTRA).is_dir():
+        raise RzooError(
+            f"{path} holds a model and no state of training",
+            field="folder",
+            value=str(path),
+            fix="train into a new folder, starting from this model",
+        )
+    with _reading(path):
+        found = ocp.StandardCheckpointer().metadata(path / EXTRA).item_metadata.tree
+        shapes = {key: tuple(array.shape) for key, array in found.items()}
+        if shapes != {key: tuple(array.shape) for key, array in like.items()}:
+            raise RzooError(
+                f"{path} was saved by another optimizer",
+                field="optimizer",
+                value=str(path),
+                fix="resume with the optimizer that the run began with, or train into a new folder",
+            )
+        return ocp.StandardCheckpointer().restore(path / EXTRA, {key: _like(array) for key, array in like.items()})
 
 
 def chosen_paths(config: Any, only: str | None) -> list[str]:

@@ -4,7 +4,14 @@ import errno
 import signal
 import sys
 
-from rzoo.cli import answers, chat, files, machine, plans  # noqa: F401  (each adds its commands to the application)
+from rzoo.cli import (  # noqa: F401  (each adds its commands to the application)
+    answers,
+    chat,
+    files,
+    machine,
+    plans,
+    train,
+)
 from rzoo.cli.common import app
 
 

@@ -1,0 +1,131 @@
+"""What thinking, gating and balance are worth: r1-tiny beside v3-tiny, over seeds, as one table, one picture, one JSON.
+
+python benchmarks/lineage.py [--seeds 3] [--out lineage] [--steps N]
+
+Trains what is not trained yet (each run is resumed after Ctrl-C), then measures. Intervals: the lowest and the highest
+of the seeds, beside their median.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rzoo
+from rzoo.data.chains import chain
+from rzoo.models.registry import abstract_weights
+from rzoo.train.lineage import CONFIG, RECIPES, Recipe, batch, learn
+from rzoo.train.step import Objective
+
+DEEPER = 4  # chains longer by so many than any of the training are asked, too
+ASKED = 50  # chains of each depth
+SOLVED = 0.9  # share of right answers at which a depth counts as solved
+TARGET = 2.3  # the brief's ratio
+
+
+def accuracy(lm: Any, depth: int, seed: int = 1_000_003) -> float:
+    """Share of ASKED chains of a depth that a model answers rightly."""
+    rng = np.random.default_rng((seed, depth))
+    asked = [chain(rng, depth) for _ in range(ASKED)]
+    answers = rzoo.generate(lm, [one.prompt for one in asked], max_new_tokens=6 * depth + 8)
+    return float(np.mean([found.text == one.answer for found, one in zip(answers, asked, strict=True)]))
+
+
+def solved_depth(accuracies: Sequence[float]) -> int:
+    """The longest depth up to which every depth is solved; accuracies are of depths 1, 2, …"""
+    return next((i for i, share in enumerate(accuracies) if share < SOLVED), len(accuracies))
+
+
+def load_of(lm: Any, recipe: Recipe) -> float:
+    """Tokens of the busiest expert over the mean, in the worst layer, on a batch that no training saw."""
+    unseen = batch(recipe, 1_000_003, 0)
+    real = np.asarray(unseen.tokens)[np.asarray(unseen.weights).sum(axis=1).argsort()[-16:]]
+    loads = [np.asarray(load) for load in lm(real, capture="load")[1]["load"]]
+    return float(max(load.max() / load.mean() for load in loads))
+
+
+def active_share() -> float:
+    """Parameters that a token is multiplied with, over those of a dense model of the same total; exact, from shapes."""
+    experts = CONFIG.experts
+    assert experts is not None
+    sizes = {path: (axes, int(np.prod(shape.shape))) for path, (axes, shape) in abstract_weights(CONFIG).items()}
+    routed = sum(size for axes, size in sizes.values() if "e" in axes and len(axes) > 2)
+    total = sum(size for _, size in sizes.values())
+    return (total - routed * (1 - experts.active / experts.count)) / total
+
+
+def measured(name: str, folder: Path, seed: int, steps: int | None) -> dict[str, Any]:
+    """A member of the lineage, trained where it is not yet, and what it can do."""
+    recipe = RECIPES[name]
+    lm = learn(name, folder / f"{name}-{seed}", steps=steps, seed=seed, progress=True)
+    accuracies = [accuracy(lm, depth) for depth in range(1, recipe.depths + DEEPER + 1)]
+    print(f"{name} {seed}: {accuracies}", file=sys.stderr, flush=True)
+    return {"accuracies": accuracies, "solved": solved_depth(accuracies), "load": load_of(lm, recipe)}
+
+
+def unbalanced(folder: Path, seed: int, steps: int | None) -> float:
+    """The load of an r1-tiny whose selection biases never moved."""
+    lm = learn("r1-tiny", folder / f"unbalanced-{seed}", steps=steps, seed=seed, progress=True, objective=Objective())
+    return load_of(lm, RECIPES["r1-tiny"])
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and range of the seeds."""
+    return {"median": float(np.median(values)), "low": float(min(values)), "high": float(max(values))}
+
+
+def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]], loads: Sequence[float]) -> dict[str, Any]:
+    """All figures of the table."""
+    thinking, answers = ([run["solved"] for run in runs[name]] for name in ("r1-tiny", "v3-tiny"))
+    ratios = [a / max(b, 1) for a, b in zip(thinking, answers, strict=True)]
+    return {
+        "solved depth, thinking": spread(thinking),
+        "solved depth, answers alone": spread(answers),
+        f"ratio (brief: {TARGET})": spread(ratios),
+        "busiest expert / mean, with the bias update": spread([run["load"] for run in runs["r1-tiny"]]),
+        "busiest expert / mean, without": spread(loads),
+        "active share of the parameters": spread([active_share()]),
+    }
+
+
+def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Accuracy over depth, each seed a line. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    for name, color in (("r1-tiny", "tab:blue"), ("v3-tiny", "tab:orange")):
+        for i, run in enumerate(runs[name]):
+            depths = range(1, len(run["accuracies"]) + 1)
+            axes.plot(depths, run["accuracies"], color=color, label=name if i == 0 else None)
+    axes.axvline(RECIPES["r1-tiny"].depths, linestyle=":", color="gray", label="longest of the training")
+    axes.axhline(SOLVED, linewidth=0.5, color="gray")
+    axes.set_xlabel("operations in the chain")
+    axes.set_ylabel("share answered rightly")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
+
+
+def main() -> None:
+    """Trains, measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--out", type=Path, default=Path("lineage"))
+    asked = parser.parse_args()
+    seeds = range(asked.seeds)
+    runs = {name: [measured(name, asked.out, seed, asked.steps) for seed in seeds] for name in RECIPES}
+    found = summary(runs, [unbalanced(asked.out, seed, asked.steps) for seed in seeds])
+    (asked.out / "lineage.json").write_text(json.dumps({"figures": found, "runs": runs}, indent=2))
+    print("| figure | median of the seeds | lowest | highest |\n|---|---|---|---|")
+    for name, values in found.items():
+        print(f"| {name} | {values['median']:.3g} | {values['low']:.3g} | {values['high']:.3g} |")
+    draw(runs, asked.out / "lineage.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Data made here: tasks with exact answers, seeded, of any size."""
