@@ -37,7 +37,7 @@ def default_forms(numerics: Numerics, numerics_of: tuple[tuple[str, Numerics], .
         latent_attend_decode=attend_absorbed_in_blocks,
         choose_cached=choose_in_blocks,
         sparse_attend_cached=sparse_by_length,
-        experts_cached=experts_by_count,
+        experts_cached=ExpertsByCount(ONE_BY_ONE),
     )
 
 
@@ -51,12 +51,18 @@ def policy_forms(policy: str, dtype: Any) -> Forms:
     return default_forms(plain, tuple((kind, own) for kind, own in by_kind.items() if own != plain))
 
 
-def experts_by_count(x: Array, *arguments: Any) -> Array:
-    """The backend for this number of tokens; signature in moe.py.
+@dataclass(frozen=True)
+class ExpertsByCount:
+    """experts_one_by_one for up to `most` tokens, experts_in_tiles for more: unrolled over the tokens of a prompt, the
+    former compiles for minutes. Signature in moe.py.
 
     V3-mini on 2 Zen 5 cores, tokens/s at batch 1: 106 one by one, 85 in tiles; at batch 2: 81, 102.
     """
-    return (experts_one_by_one if x.shape[0] <= ONE_BY_ONE else experts_in_tiles)(x, *arguments)
+
+    most: int
+
+    def __call__(self, x: Array, *arguments: Any) -> Array:
+        return (experts_one_by_one if x.shape[0] <= self.most else experts_in_tiles)(x, *arguments)
 
 
 def sparse_by_length(q: Array, latents: Array, key_up: Any, value_up: Any, chosen: Array, *arguments: Any) -> Array:
@@ -115,7 +121,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     },
     "experts_cached": {
         "reference": experts_reference,
-        "one by one": experts_one_by_one,
+        "one by one up to 8": ExpertsByCount(8),
         "in tiles": experts_in_tiles,
         "ragged": experts_ragged,
     },
