@@ -27,7 +27,7 @@ from rzoo.models.moe import Routing, SigmoidRouting, SoftmaxRouting
 from rzoo.models.mtp import MTPModule, with_mtp_names
 from rzoo.models.names import WeightName
 from rzoo.models.rope import DefaultRope, Rope, Rotation, YarnRope
-from rzoo.models.rope_config import read_gguf_rope, read_rope, single, write_rope
+from rzoo.models.rope_config import in_bounds, read_gguf_rope, read_rope, single, write_rope
 from rzoo.models.weights import weight
 
 KINDS = {
@@ -318,8 +318,9 @@ def _read_gguf_rope(meta: HFConfig, width: int, context: int, divisors: tuple[fl
     rope = read_gguf_rope(meta, width=width, context=context, divisors=divisors)
     if not isinstance(rope, YarnRope):
         return rope
-    mscale = single(meta.number("rope.scaling.yarn_log_multiplier") / 0.1)  # the key holds 0.1 * mscale_all_dim
-    return replace(rope, mscale=mscale, mscale_all_dim=mscale)
+    key = "rope.scaling.yarn_log_multiplier"
+    mscale = single(meta.number(key) / 0.1)  # the key holds 0.1 * mscale_all_dim
+    return in_bounds(replace(rope, mscale=mscale, mscale_all_dim=mscale), meta, {"mscale": key})
 
 
 class Block(nnx.Module):

@@ -36,13 +36,32 @@ FIELDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("truncate", "truncate"),
     ),
 }
+# Least and largest value by our field; beyond them rope.py would divide by zero or overflow. No model comes near.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "theta": (1.001, 1e30),
+    "factor": (1, 1e6),
+    "original_context": (1, 1e9),
+    "low_frequency_factor": (0, 1e6),
+    "high_frequency_factor": (0, 1e6),
+    "beta_fast": (1e-6, 1e6),
+    "beta_slow": (1e-6, 1e6),
+    "mscale": (0, 1e6),
+    "mscale_all_dim": (0, 1e6),
+    "attention_factor": (0, 1e6),
+}
+GGUF_NAMES = {
+    "theta": "rope.freq_base",
+    "factor": "rope.scaling.factor",
+    "original_context": "rope.scaling.original_context_length",
+}
 TYPES = {"default": DefaultRope, "linear": LinearRope, "dynamic": DynamicRope, "llama3": Llama3Rope, "yarn": YarnRope}
 
 
 def read_rope(config: Mapping[str, Any], *, context: int) -> Rope:
     """The rotary settings of a config.json in either spelling; `context` is its max_position_embeddings.
 
-    Raises RzooError for an unknown kind, a malformed field, or two spellings that contradict each other.
+    Raises RzooError for an unknown kind, a malformed field, a value that could not be computed with, or two spellings
+    that contradict each other.
     """
     settings = _settings(config)
     hf = HFConfig(settings, "config.json: rope settings")
@@ -60,11 +79,16 @@ def read_rope(config: Mapping[str, Any], *, context: int) -> Rope:
             values[ours] = hf.flag(theirs, default=True)
         elif hf.fields.get(theirs) is not None:
             values[ours] = hf.number(theirs)
-    if kind != "default" and not values["factor"] >= 1:
-        raise hf.wrong("factor", values["factor"], "must be at least 1")
-    if not values["theta"] > 1:
-        raise hf.wrong("rope_theta", values["theta"], "must be greater than 1")
-    return TYPES[kind](**values)
+    return in_bounds(TYPES[kind](**values), hf, {"theta": "rope_theta", **dict(FIELDS[kind])})
+
+
+def in_bounds(rope: Any, hf: HFConfig, names: Mapping[str, str]) -> Any:
+    """The same; RzooError for a value that is out of BOUNDS. names: our field -> the file's, where they differ."""
+    for ours, (least, largest) in BOUNDS.items():
+        value = getattr(rope, ours, None)
+        if value is not None and not least <= value <= largest:
+            raise hf.wrong(names.get(ours, ours), value, f"must be at least {least:g} and at most {largest:g}")
+    return rope
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +134,12 @@ def read_gguf_rope(meta: HFConfig, *, width: int, context: int, divisors: tuple[
     """The rotary settings of GGUF metadata (keys without the architecture's prefix) and of its rope_freqs tensor."""
     theta = single(meta.number("rope.freq_base", default=10000.0))
     if divisors is not None:
-        return _llama3_like(theta, width, divisors)
+        return in_bounds(_llama3_like(theta, width, divisors), meta, GGUF_NAMES)
+    return in_bounds(_gguf_scaling(meta, theta, context), meta, GGUF_NAMES)
+
+
+def _gguf_scaling(meta: HFConfig, theta: float, context: int) -> Rope:
+    """The scaling that GGUF metadata names."""
     kind = meta.text("rope.scaling.type", default="none")
     if kind == "none":
         return DefaultRope(theta=theta)

@@ -149,6 +149,33 @@ def test_broken_settings_are_refused_in_words(fields, words):
     assert words in str(error.value)
 
 
+HUGE, TINY = 1e308, 1e-320
+UNUSABLE = [
+    *(("yarn", field, value) for field in ("beta_fast", "beta_slow") for value in (0, -1, TINY, HUGE)),
+    *(("yarn", field, value) for field in ("mscale", "mscale_all_dim", "attention_factor") for value in (-HUGE, HUGE)),
+    *(("llama3", field, value) for field in ("low_freq_factor", "high_freq_factor") for value in (-HUGE, HUGE)),
+    *((kind, "original_max_position_embeddings", 2**40) for kind in ("dynamic", "llama3", "yarn")),
+    *((kind, "factor", HUGE) for kind in ("linear", "dynamic", "llama3", "yarn")),
+    *(("default", "rope_theta", value) for value in (-1, 0, 1, HUGE)),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), UNUSABLE)
+def test_a_value_that_would_overflow_or_divide_by_zero_is_refused(kind, field, value):
+    llama3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    settings = {"rope_type": kind, "factor": 8.0, **llama3, field: value}
+    with pytest.raises(RzooError, match=rf"{field} \(.*\) must be at least .* and at most"):
+        read_rope({"rope_parameters": settings}, context=64)
+
+
+@pytest.mark.parametrize("field", ["rope.freq_base", "rope.scaling.factor"])
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_gguf_settings_have_the_same_bounds(field, value):
+    meta = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, field: value}
+    with pytest.raises(RzooError, match=rf"{field} \(.*\) must be at least"):
+        read_gguf_rope(HFConfig(meta, "a.gguf"), width=8, context=64, divisors=None)
+
+
 def test_gguf_divisors_are_recognised_as_the_published_scaling_and_kept_otherwise():
     plain = frequencies(DefaultRope(theta=5e5), 128, ONE)
     divisors = tuple((plain / frequencies(Llama3Rope(factor=32.0), 128, ONE))[0].tolist())

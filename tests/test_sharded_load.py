@@ -67,6 +67,7 @@ def test_a_cache_that_does_not_fit_is_refused_before_compiling(folders, monkeypa
         rzoo.generate(lm, [[1] * 300], max_new_tokens=30)
 
 
+@pytest.mark.report("D25", "D27")
 @pytest.mark.parametrize("golden", [*LLAMAS, "deepseek_v3", "nemotron_nas"])
 def test_an_export_from_a_mesh_is_the_checkpoint_that_was_loaded(golden, tmp_path):
     lm = rzoo.load(str(GOLDEN / golden), mesh={"fsdp": 4}, quiet=True)

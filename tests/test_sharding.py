@@ -172,6 +172,7 @@ def test_placing_again_starts_from_the_model_as_it_was(alone):
         np.testing.assert_array_equal(again.params[path], value)
 
 
+@pytest.mark.report("D04")
 def test_one_row_on_a_mesh_with_a_data_axis_is_computed_by_all(alone):
     lm = place(alone("llama").lm, {"data": 2, "tensor": 4}, "tensor×data")
     assert rzoo.generate(lm, PROMPTS[3], max_new_tokens=6).tokens == alone("llama").tokens[3]
@@ -195,6 +196,7 @@ def grouped():
     return Alone(GROUPED)
 
 
+@pytest.mark.report("D06", "D07")
 @pytest.mark.parametrize(("kv", "share"), [("split", 1), ("copied", 4)])
 def test_kv_heads_fewer_than_devices_are_shared(grouped, kv, share):
     lm = place(grouped.lm, {"tensor": 8}, "tensor", kv=kv)
@@ -306,6 +308,7 @@ def refused(act) -> str:
     return str(error.value)
 
 
+@pytest.mark.report("D22")
 def test_wrong_meshes_are_refused_in_words():
     place_on = lambda mesh, rules: forms_for(DIVISIBLE["llama"], mesh, rules, Forms())  # noqa: E731
     words = refused(lambda: place_on({"tensor": 16}, "tensor"))
@@ -323,12 +326,14 @@ def test_wrong_meshes_are_refused_in_words():
     )
 
 
+@pytest.mark.report("D01", "D03")
 def test_all_that_does_not_divide_is_said_at_once():
-    config = replace(TINY["deepseek-v3"], heads=6, vocab_size=100, ffn_width=50)
+    config = replace(TINY["deepseek-v3"], heads=6, vocab_size=98, ffn_width=50)
     words = refused(lambda: resolve(config, {"expert": 3, "tensor": 4}, table("expertxtensor")))
     assert ": experts (8) over expert (3)" in words
     assert "layers.0.attention.key_up [6, 8, 16]: query heads (6) over tensor (4)" in words
     assert "feed-forward width (50) over tensor (4)" in words
+    assert "vocabulary (98) over tensor (4)" in words
     assert words.endswith("nearest that works: expert=2, tensor=2")
 
 
@@ -349,6 +354,7 @@ NO_EXPERT = {("expert", n) for n in (2, 4, 8)}
 REFUSED = {**{name: ALWAYS | NO_EXPERT for name in LLAMAS}, "deepseek_v3": ALWAYS}
 
 
+@pytest.mark.report("D27")
 @pytest.mark.parametrize("golden", REFUSED)
 def test_goldens_that_do_not_divide_are_refused(golden):
     import json

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from flax import nnx
 
 import rzoo
 from rzoo.checkpoint.training import restore, steps
@@ -52,6 +53,7 @@ def assert_same_bits(found: LM, expected: LM) -> None:
         np.testing.assert_array_equal(found.params[path], value)
 
 
+@pytest.mark.report("D25")
 @pytest.mark.parametrize("mesh", [None, {"tensor": 2}, {"fsdp": 4}, {"pipe": 2, "tensor": 4}, {"expert": 8}])
 def test_a_step_is_restored_on_any_mesh(saved, mesh):
     folder, lm = saved
@@ -89,6 +91,7 @@ assert not any(name.split(".")[0] == "rzoo" for name in sys.modules)
 """
 
 
+@pytest.mark.report("E01")
 def test_orbax_alone_reads_a_step(saved, tmp_path):
     folder, lm = saved
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
@@ -120,20 +123,39 @@ def test_config_tokenizer_and_template_are_inside(tmp_path):
     assert found.about.recommended == about.recommended
 
 
+@pytest.mark.report("E25")
 def test_types_and_quantized_weights_keep_their_bits(tmp_path):
     codes = jnp.asarray(np.random.default_rng(0).normal(size=(64, 32)), jnp.float8_e4m3fn)
     quantized = Quantized(codes, jnp.ones((4, 1)), None, (16, 32), (8, 8, 32))
     lm = tiny(DIVISIBLE["llama"])
     lm = lm.with_params({path: value.astype("bfloat16") for path, value in lm.params.items()})
-    lm = lm.with_params(lm.params | {"layers.0.attention.q": quantized})
+    other = replace(quantized, codes=codes.astype(jnp.float8_e5m2))
+    lm = lm.with_params(lm.params | {"layers.0.attention.q": quantized, "layers.1.attention.q": other})
     rzoo.save(lm, tmp_path)
     found = rzoo.load(str(tmp_path), mesh={"tensor": 4}, quiet=True)
     assert found.params["embed"].dtype == "bfloat16"
     q = found.params["layers.0.attention.q"]
     assert (q.block, q.shape, q.codes.sharding.shard_shape((64, 32))) == ((16, 32), (8, 8, 32), (16, 32))
-    np.testing.assert_array_equal(q.codes.view("uint8"), codes.view("uint8"))
+    for layer, saved_codes in enumerate((codes, other.codes)):
+        read = found.params[f"layers.{layer}.attention.q"].codes
+        assert read.dtype == saved_codes.dtype
+        np.testing.assert_array_equal(read.view("uint8"), saved_codes.view("uint8"))
 
 
+@pytest.mark.report("E13")
+def test_twelve_layers_come_back_in_their_order_and_under_whole_numbers_in_a_module(tmp_path):
+    lm = tiny(replace(DIVISIBLE["llama"], layers=12))
+    rzoo.save(lm, tmp_path)
+    found = rzoo.load(str(tmp_path), quiet=True)
+    assert list(found.params) == list(lm.params)
+    assert_same_bits(found, lm)
+    downs = {path[1]: value for path, value in nnx.to_flat_state(nnx.state(found.module())) if "down" in path}
+    assert list(downs) == list(range(12))
+    for layer, value in downs.items():
+        np.testing.assert_array_equal(value.get_value(), lm.params[f"layers.{layer}.mlp.down"])
+
+
+@pytest.mark.report("E22")
 def test_steps_go_forward_and_old_ones_are_let_go(tmp_path):
     lm = tiny(DIVISIBLE["llama"])
     assert rzoo.save(lm, tmp_path).path.name == "0"
@@ -165,6 +187,7 @@ rzoo.save(tiny(DIVISIBLE["llama"]), sys.argv[1], wait=False)
 """
 
 
+@pytest.mark.report("E05")
 def test_a_program_that_ends_finishes_its_save(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", LEAVE, tmp_path], env=env, capture_output=True, text=True)
@@ -212,6 +235,7 @@ def test_a_damaged_step_is_refused(tmp_path, damage, words):
     assert words in refused(lambda: rzoo.load(str(step), quiet=True))
 
 
+@pytest.mark.report("E05", "E08")
 def test_an_unfinished_save_is_skipped_and_removed_by_the_next(tmp_path, capsys):
     lm = tiny(DIVISIBLE["llama"])
     rzoo.save(lm, tmp_path, step=1)
@@ -224,6 +248,7 @@ def test_an_unfinished_save_is_skipped_and_removed_by_the_next(tmp_path, capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
+@pytest.mark.report("E17")
 def test_another_model_is_refused_naming_what_differs(saved):
     folder, lm = saved
     words = refused(lambda: restore(tiny(replace(lm.config, layers=6, context=99)), folder))
@@ -234,6 +259,7 @@ def test_another_model_is_refused_naming_what_differs(saved):
     )
 
 
+@pytest.mark.report("E17")
 def test_a_config_with_other_layers_than_the_weights_is_refused(tmp_path):
     step = rzoo.save(tiny(DIVISIBLE["llama"]), tmp_path).path
     config = json.loads((step / "config.json").read_text())
@@ -241,8 +267,12 @@ def test_a_config_with_other_layers_than_the_weights_is_refused(tmp_path):
     assert "missing (18): layers.4.attention.k" in refused(lambda: rzoo.load(str(step), quiet=True))
     (step / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     assert "not part of this model (9): layers.3" in refused(lambda: rzoo.load(str(step), quiet=True))
+    (step / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    words = refused(lambda: rzoo.load(str(step), quiet=True))
+    assert "wrong shape (12): layers.0.mlp.down is [32, 64], the config says [32, 128]" in words
 
 
+@pytest.mark.report("E07")
 def test_what_cannot_be_written_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
     lm = tiny(DIVISIBLE["llama"])
     (tmp_path / "file").write_text("")
@@ -256,6 +286,9 @@ def test_what_cannot_be_written_leaves_the_folder_as_it_was(tmp_path, monkeypatc
     assert "No space left on device" in refused(lambda: rzoo.save(lm, tmp_path / "steps", step=1))
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["0"]
     assert_same_bits(rzoo.load(str(tmp_path / "steps"), quiet=True), lm)
+    monkeypatch.undo()
+    rzoo.save(lm, tmp_path / "steps", step=1)  # the step that failed is none
+    assert steps(tmp_path / "steps") == [0, 1]
 
 
 SAVE_ON = """

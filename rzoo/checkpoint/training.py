@@ -441,7 +441,7 @@ def read_step(step: Step, target: Mapping[str, Any]) -> Params:
     for path in target:  # the second end of a tied pipeline
         if path not in params:
             params[path] = jax.device_put(params["embed"], target[path].sharding)
-    return params
+    return {path: params[path] for path in target}  # Orbax sorts names: layers.10 before layers.2
 
 
 def read_extra(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
