@@ -62,8 +62,9 @@ bench: $(VENV)/.bench $(VENV)/.model ## speed against transformers and llama.cpp
 reports: $(VENV)/.dev ## which real public bug reports the tests hold
 	@$(VENV)/bin/python -m tests.reports
 
+# Without the type checker, which wraps inner functions anew at each call, slower and slower over thousands of cases.
 fuzz: $(VENV)/.dev ## broken files and odd prompts, many of them (N=1000 cases a test)
-	@RZOO_FUZZ_CASES=$(N) $(pytest) -m fuzz || $(none_collected)
+	@RZOO_FUZZ_CASES=$(N) $(pytest) -o addopts=--strict-markers -m fuzz || $(none_collected)
 
 clean: ## remove the environments and everything built
 	rm -rf .venv .venv-aot .venv-newest .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

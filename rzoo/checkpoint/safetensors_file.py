@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,21 +73,22 @@ def few(names: Iterable[str]) -> str:
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
+def _unique(what: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of `pairs`; raises RzooError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise RzooError(f"{what}: the key {show(twice)} stands twice", field=twice, fix="Keep one of them.")
+    return found
+
+
 def parse_json(data: bytes, what: str) -> dict[str, Any]:
     """The JSON object in `data`; `what` names it in errors.
 
     Raises RzooError for what is no JSON or no object, for a key that stands twice, and for nesting too deep to parse.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise RzooError(f"{what}: the key {show(twice)} stands twice", field=twice, fix="Keep one of them.")
-        return found
-
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=partial(_unique, what))
     except RecursionError:
         raise RzooError(f"{what} is nested too deep to be read", fix="Fetch the file again from its source.") from None
     except ValueError as error:
