@@ -36,7 +36,10 @@ class IndexerConfig:
     def from_hf(cls, hf: HFConfig) -> "IndexerConfig":
         """The indexer of a config.json; RzooError where not every layer is to have it."""
         kinds = hf.get("layer_types", None)
-        if kinds is not None and kinds != ["indexed_attention"] * hf.count("num_hidden_layers"):
+        layers = hf.count("num_hidden_layers")  # no list of this length is made: the number is the file's word alone
+        if kinds is not None and not (
+            isinstance(kinds, list) and len(kinds) == layers and all(kind == "indexed_attention" for kind in kinds)
+        ):
             raise hf.wrong("layer_types", kinds, "must be indexed_attention for each of num_hidden_layers")
         heads, width, keep = (hf.count(name) for name in ("index_n_heads", "index_head_dim", "index_topk"))
         return cls(heads=heads, width=width, keep=keep)

@@ -174,6 +174,8 @@ BROKEN = [
     ({"q_lora_rank": None}, "indexer: a model with one must have a q_rank (q_lora_rank)"),
     ({"indexer_rope_interleave": True}, "indexer_rope_interleave (True) is not supported"),
     ({"layer_types": ["full_attention"] * 2}, "must be indexed_attention for each of num_hidden_layers"),
+    # No list of that length is made to compare with.
+    ({"layer_types": ["indexed_attention"] * 2, "num_hidden_layers": 2**31}, "must be indexed_attention for each"),
 ]
 
 
