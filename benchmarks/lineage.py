@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import rzoo
+from rzoo.core import new_figure, save_figure
 from rzoo.data.chains import chain
 from rzoo.models.registry import abstract_weights
 from rzoo.train.lineage import CONFIG, RECIPES, Recipe, batch, learn
@@ -93,11 +94,9 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]], loads: Sequence[flo
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Accuracy over depth, each seed a line. Needs matplotlib."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
+    """Accuracy over depth, each seed a line. Raises RzooError without matplotlib."""
+    picture = new_figure(figsize=(7, 4), layout="constrained")
+    axes = picture.subplots()
     for name, color in (("r1-tiny", "tab:blue"), ("v3-tiny", "tab:orange")):
         for i, run in enumerate(runs[name]):
             depths = range(1, len(run["accuracies"]) + 1)
@@ -107,7 +106,7 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     axes.set_xlabel("operations in the chain")
     axes.set_ylabel("share answered rightly")
     axes.legend()
-    figure.savefig(path, bbox_inches="tight")
+    save_figure(picture, path)
 
 
 def main() -> None:

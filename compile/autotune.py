@@ -234,10 +234,9 @@ class Search:
         """Gate (a): the error of what changed, and why it is refused if it is."""
         allowed = gates.allowed_error(self.base.forms.numerics)
         found, where = gates.weights_error(self.base, lm.params, self.seen)
-        for name, form in choice.forms:
-            found, where = max(
-                (found, where), (gates.form_error(name, kernels.form_named(name, form), self.seen), name)
-            )
+        for name, form in set(choice.forms) - set(self.record.choice.forms):
+            own = gates.form_error(name, kernels.form_named(name, form), self.seen)
+            found, where = max((found, where), (own, name))
         noted: dict[str, Any] = {"error": found}
         return noted if found <= allowed else {**noted, "why": f"{where} differs by {found:.2g}, more than {allowed:g}"}
 

@@ -5,7 +5,6 @@ installed JAX prints tracebacks on machines without a GPU, and a bad option abor
 is never the user's. Nothing heavy is imported here.
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rzoo.compile.folders import cache_folder
+from rzoo.compile.folders import cache_folder, files_digest
 from rzoo.core import RzooError
 
 SETTING = "RZOO_AOT_PYTHON"
@@ -154,4 +153,4 @@ def source_digest() -> str:
     """Of all source that a plan depends on."""
     folders = [PACKAGE / name for name in ("models", "sharding", "compile")]
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return files_digest(files)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rzoo.compile.aot import Options, decode_options
-from rzoo.compile.folders import private_folder
+from rzoo.compile.folders import files_digest, private_folder, write_whole
 from rzoo.compile.record import key_of
 from rzoo.compile.workload import STEPS, Case
 from rzoo.models import step
@@ -85,9 +85,7 @@ def _kept(path: Path | None, make: Callable[[], Any], leaves: Sequence[Any]) -> 
     except OSError:
         exported = export.export(make())(*leaves)
         assert path is not None
-        part = path.with_suffix(".part")
-        part.write_bytes(exported.serialize())
-        part.replace(path)
+        write_whole(path, exported.serialize())
         return exported
 
 
@@ -102,5 +100,4 @@ def _path_of(lm: Any, case: Case, capacity: int) -> Path | None:
 
 @lru_cache(maxsize=1)
 def _models_digest() -> str:
-    files = sorted(Path(step.__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return files_digest(sorted(Path(step.__file__).parent.glob("*.py")))

@@ -1,7 +1,9 @@
 """Where rzoo keeps what it can make again."""
 
+import hashlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from rzoo.core import RzooError
@@ -33,3 +35,15 @@ def private_folder(name: str, *, make: bool = True) -> Path | None:
     except OSError:
         return None
     return None if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else folder
+
+
+def write_whole(path: Path, data: bytes | bytearray) -> None:
+    """Writes a file beside its place and renames it, so that no other process ever reads a part of it."""
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """SHA-256 of what the files hold, one after the other."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

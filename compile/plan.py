@@ -7,14 +7,13 @@ kept needs no JAX: this file imports nothing heavy.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rzoo.compile import deviceless
-from rzoo.compile.folders import private_folder
+from rzoo.compile.folders import private_folder, write_whole
 from rzoo.compile.targets import target
 from rzoo.core import RzooError
 
@@ -152,9 +151,7 @@ def _read(path: Path | None) -> Plan | None:
 
 def _write(path: Path | None, made: Plan) -> None:
     if path is not None:
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(made.to_json()))
-        part.replace(path)
+        write_whole(path, json.dumps(made.to_json()).encode())
 
 
 def _made(request: Mapping[str, Any], versions: Mapping[str, str | None], python: Path | None) -> Plan:

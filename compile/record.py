@@ -20,7 +20,7 @@ import jaxlib
 
 from rzoo.compile import kernels, storage
 from rzoo.compile.aot import Options, cpu_fact, decode_options
-from rzoo.compile.folders import private_folder
+from rzoo.compile.folders import files_digest, private_folder, write_whole
 from rzoo.compile.storage import lay_out, plain
 from rzoo.core import RzooError, new_figure, save_figure
 from rzoo.models import attention, latent, moe, weights
@@ -138,7 +138,7 @@ def device_name() -> str:
 @lru_cache(maxsize=1)
 def code_digest() -> str:
     """Of the source of all that a record can name: a changed form is another form."""
-    return _digest(b"".join(Path(str(module.__file__)).read_bytes() for module in CODE))
+    return files_digest(Path(str(module.__file__)) for module in CODE)[:16]
 
 
 def _digest(data: bytes) -> str:
@@ -156,9 +156,7 @@ def write(record: Record) -> Path | None:
     """Writes the record beside its final name and renames it; returns the path, None without a folder."""
     path = path_of(record.key, make=True)
     if path is not None:
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(to_json(record), indent=1))
-        part.replace(path)
+        write_whole(path, json.dumps(to_json(record), indent=1).encode())
     return path
 
 

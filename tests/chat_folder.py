@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import rzoo
+from rzoo.handle import LM
 from tests.goldens import GOLDEN
 
 BOS, EOS = 94, 95
@@ -12,6 +14,14 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
     "{% if add_generation_prompt %}A:{{ '<think>\n' if think is defined }}{% endif %}"
 )
+
+# The same for a model that knows no thinking.
+PLAIN = "<s>{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+
+
+def load_talker(folder: Path) -> LM:
+    """Writes the model without thinking and without a BOS before plain text, and loads it."""
+    return rzoo.load(str(write_talker(folder, add_bos_token=False, chat_template=PLAIN)), quiet=True)
 
 
 def write_talker(

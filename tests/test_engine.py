@@ -17,8 +17,8 @@ from rzoo.handle import LM
 from rzoo.models.registry import initialize
 from rzoo.models.weights import Numerics
 from rzoo.sharding.place import place
+from tests.chat_folder import load_talker
 from tests.goldens import GOLDEN
-from tests.talker import make_talker
 from tests.tiny import DIVISIBLE
 
 PROMPTS = [[5, 6, 7], [9] * 50, [1, 2], list(range(90))]
@@ -31,7 +31,7 @@ def lm():
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
-    return make_talker(tmp_path_factory.mktemp("talker") / "model")
+    return load_talker(tmp_path_factory.mktemp("talker") / "model")
 
 
 def tokens_of(answers):
@@ -153,7 +153,7 @@ def test_a_stop_string_over_token_borders_ends_text_and_stream_before_it(talker)
 
 @pytest.mark.report("C09", "C11", "C12")
 def test_ends_of_the_model_are_joined_ignored_when_asked_and_the_users_ids_stay(talker, tmp_path):
-    make_talker(tmp_path / "model")
+    load_talker(tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": [66]}))
     lm = rzoo.load(str(tmp_path / "model"), quiet=True)
     assert {66, 95} <= set(lm.about.stops)

@@ -16,8 +16,8 @@ from rzoo.compile.programs import WHOLE
 from rzoo.core import RzooError
 from rzoo.engine.prompts import is_single
 from rzoo.engine.session import CHUNKS, capacity_for, chunks_of, prefill
+from tests.chat_folder import load_talker
 from tests.goldens import GOLDEN
-from tests.talker import make_talker
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def lm():
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
     """The same with a tokenizer of single letters and a template."""
-    return make_talker(tmp_path_factory.mktemp("talker") / "model")
+    return load_talker(tmp_path_factory.mktemp("talker") / "model")
 
 
 def test_greedy_tokens_are_the_argmax_of_the_logits(lm):

@@ -6,8 +6,8 @@ import pytest
 
 import rzoo
 from rzoo.core import RzooError
+from tests.chat_folder import load_talker
 from tests.goldens import GOLDEN
-from tests.talker import make_talker
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_what_the_model_would_say_is_greedy_and_one_continuation_gives_one_score
 
 
 def test_text_continues_text_and_a_conversation(tmp_path):
-    talker = make_talker(tmp_path / "model")
+    talker = load_talker(tmp_path / "model")
     letters = talker.tokenizer.encode(" yes")
     plain = rzoo.score(talker, "Is it?", " yes", raw=True)
     ids = rzoo.prompt_ids(talker, "Is it?", raw=True)

@@ -13,7 +13,23 @@ from typing import Annotated, Any
 
 import typer
 
-from rzoo.cli.common import Dtype, MeshOption, Model, Policy, RulesOption, app, load
+from rzoo.cli.common import (
+    Dtype,
+    MaxThinkTokens,
+    MeshOption,
+    MinP,
+    Model,
+    Policy,
+    RepetitionPenalty,
+    RulesOption,
+    Seed,
+    Temperature,
+    Thinking,
+    TopK,
+    TopP,
+    app,
+    load,
+)
 
 HISTORY = 1000  # lines of it that are kept
 QUOTE = '"""'
@@ -27,18 +43,14 @@ def chat(
     model: Model,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each answer.")] = 2048,
-    thinking: Annotated[
-        bool | None, typer.Option("--thinking/--no-thinking", help="Switch a reasoning model's thinking on or off.")
-    ] = None,
-    max_think_tokens: Annotated[
-        int | None, typer.Option(help="Close a thought after so many tokens, so that the model answers.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy, 1 draws as the model says.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw from tokens of at least this part of the likeliest's.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what the text holds.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Repeats an answer that named it.")] = None,
+    thinking: Thinking = None,
+    max_think_tokens: MaxThinkTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
     dtype: Dtype = None,
     policy: Policy = "exact",
     mesh: MeshOption = None,

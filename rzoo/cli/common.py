@@ -29,6 +29,19 @@ MeshOption = Annotated[
 ]
 RulesOption = Annotated[str | None, typer.Option("--rules", help="Such as tensor or tensorxdata; default: by --mesh.")]
 
+Thinking = Annotated[
+    bool | None, typer.Option("--thinking/--no-thinking", help="Switch a reasoning model's thinking on or off.")
+]
+MaxThinkTokens = Annotated[
+    int | None, typer.Option(help="Close a thought after so many tokens, so that the model answers.")
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy, 1 draws as the model says.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.")]
+TopP = Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share.")]
+MinP = Annotated[float, typer.Option(help="Draw from tokens of at least this part of the likeliest's.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: less of what the text holds.")]
+Seed = Annotated[int | None, typer.Option(help="Repeats an answer that named it.")]
+
 
 def load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: str | None) -> Any:
     """The model on the mesh that is asked for; where none is and there are several devices, on a chosen one."""

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from rzoo.checkpoint.training import find_step, read_extra, restore, save
-from rzoo.core import RzooError
+from rzoo.core import RzooError, new_figure, save_figure
 from rzoo.handle import LM
 from rzoo.train.step import PLAIN, Batch, Objective, State, initial, step_of
 
@@ -112,20 +112,20 @@ def curve(folder: str | Path) -> dict[str, Any]:
 
 
 def draw(folder: str | Path, path: str | Path) -> None:
-    """Draws the loss of a run over its steps, and the load of the busiest expert. Needs matplotlib."""
+    """Draws the loss of a run over its steps, and the load of the busiest expert. Raises RzooError where there is no
+    curve, and without matplotlib.
+    """
     found = curve(folder)
     if not found:
         raise RzooError(f"{folder} holds no curve", field="folder", value=str(folder), fix="train into it first")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
+    picture = new_figure(figsize=(7, 4), layout="constrained")
+    axes = picture.subplots()
     axes.semilogy(found["step"], found["loss"], label="loss, nats a token")
     if "load" in found:
         axes.semilogy(found["step"], found["load"], label="busiest expert / mean", alpha=0.5)
     axes.set_xlabel("step")
     axes.legend()
-    figure.savefig(path, bbox_inches="tight")
+    save_figure(picture, path)
 
 
 class Bar:
@@ -135,7 +135,7 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.steps, self.name, self.shown = steps, name, shown
+        self.steps, self.name = steps, name
         console = Console(stderr=True)
         self.lines = shown and not console.is_terminal
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
