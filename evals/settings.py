@@ -1,9 +1,11 @@
 """The settings of a run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from rzoo.core import RzooError
+from rzoo.core import RzooError, closest
 
 DRAWN = {"temperature": 0.6, "top_p": 0.95}  # for several samples where nothing else is asked: R1's own settings
 
@@ -44,3 +46,13 @@ class Settings:
         """Temperature and top_p, as they are used."""
         usual = DRAWN if self.samples > 1 else {"temperature": 0.0, "top_p": 1.0}
         return {name: value if (value := getattr(self, name)) is not None else usual[name] for name in usual}
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Settings by name. Raises RzooError for an unknown one, with close names, and for a value out of range."""
+    known = [item.name for item in fields(Settings)]
+    for name in given:
+        if name not in known:
+            raise RzooError(f"setting ({name}) is unknown", field=name, value=given[name], fix=closest(name, known))
+    paths = {name: Path(given[name]) for name in ("data", "out") if given.get(name) is not None}
+    return Settings(**{**given, **paths})

@@ -1,118 +1,76 @@
 """Tasks that are made here: exact, seeded, of any size, and easy enough for a model of 135M parameters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from rzoo.data.chains import chain
-from rzoo.evals.task import CHOICE, GENERATION, Adapter, Instance, Source, Task, Verdict
+from rzoo.evals.task import CHOICE, Adapter, Instance, Source, Task, Verdict
 
 SIZE = 40  # questions where no limit is asked
-SHOTS = 4
+TRIES = 20  # at a question that was not there yet
 CHAIN_DEPTHS, CHAINS = 14, 20  # operations, up to; questions of each
 
-NAMES = [
-    "Anna",
-    "Ben",
-    "Carl",
-    "Dora",
-    "Emma",
-    "Finn",
-    "Greta",
-    "Hugo",
-    "Iris",
-    "Jack",
-    "Kate",
-    "Leo",
-    "Mia",
-    "Noah",
-    "Olga",
-    "Paul",
-    "Rosa",
-    "Sam",
-    "Tina",
-    "Will",
-]
-THINGS = [
-    "apple",
-    "bread",
-    "chair",
-    "door",
-    "egg",
-    "fish",
-    "glass",
-    "horse",
-    "iron",
-    "jar",
-    "key",
-    "lamp",
-    "moon",
-    "nest",
-    "oil",
-    "pen",
-    "ring",
-    "stone",
-    "tree",
-    "wheel",
-]
-LISTS = {
-    "days": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
-    "months": [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ],
-    "letters": ["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M"],
-    "numbers": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"],
-}
+THINGS, COLORS, BY_SIZE, *LISTS = (
+    line.split()
+    for line in (
+        "apple bread chair door egg fish glass horse iron jar key lamp moon nest oil pen ring stone tree wheel",
+        "red blue green yellow black white brown pink",
+        "ant bee mouse rabbit cat goat horse cow elephant whale",
+        "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
+        "January February March April May June July August September October November December",
+        "A B C D E F G H I J K L M",
+        "one two three four five six seven eight nine ten eleven twelve",
+    )
+)
 
 Rng = np.random.Generator
-Made = tuple[str, str, tuple[str, ...]]  # a question, its answer, the options of a choice
+Made = tuple[str, str, tuple[str, ...]]  # a question, its answer, the options
+Make = Callable[[Rng], Made]
 
 
 def _picked(rng: Rng, values: list[str], count: int) -> list[str]:
     return [values[i] for i in rng.permutation(len(values))[:count]]
 
 
+def _orders(rng: Rng, right: list[str]) -> tuple[str, ...]:
+    """The right order and three others, shuffled."""
+    found = [" ".join(right)]
+    while len(found) < 4:
+        found = list(dict.fromkeys([*found, " ".join(_picked(rng, right, len(right)))]))
+    return tuple(_picked(rng, found, 4))
+
+
 def copied(rng: Rng) -> Made:
-    """Some words, to be said again."""
-    words = " ".join(_picked(rng, THINGS, 5))
-    return words, words, ()
+    """Words, to be said again in the same order."""
+    words = _picked(rng, THINGS, 5)
+    return " ".join(words), " ".join(words), _orders(rng, words)
 
 
 def compared(rng: Rng) -> Made:
-    """Two numbers, the larger of which is asked for."""
-    small, large = sorted(int(n) for n in rng.choice(np.arange(1, 100), 2, replace=False))
-    shown = (small, large) if rng.integers(2) else (large, small)
-    return f"{shown[0]} and {shown[1]}", str(large), (str(shown[0]), str(shown[1]))
+    """Two animals, one of which is much the larger or the smaller, by common knowledge."""
+    first, second = (int(i) for i in rng.permutation(len(BY_SIZE))[:2])
+    text = f"Compared with the {BY_SIZE[first]}, the {BY_SIZE[second]} is"
+    return text, "larger" if second > first else "smaller", ("larger", "smaller")
 
 
-def sorted_letters(rng: Rng) -> Made:
-    """Letters, to be put in order."""
-    letters = _picked(rng, [chr(65 + i) for i in range(26)], 4)
-    return " ".join(letters), " ".join(sorted(letters)), ()
+def put_in_order(rng: Rng) -> Made:
+    """Digits, to be put in order."""
+    digits = _picked(rng, list("123456789"), 4)
+    return " ".join(digits), " ".join(sorted(digits)), _orders(rng, sorted(digits))
 
 
 def looked_up(rng: Rng) -> Made:
-    """A short list of who has what, and one of them asked for."""
-    names, things = _picked(rng, NAMES, 4), _picked(rng, THINGS, 4)
-    who = int(rng.integers(4))
-    held = ". ".join(f"{name} has the {thing}" for name, thing in zip(names, things, strict=True))
-    return f"{held}. {names[who]} has the", things[who], tuple(things)
+    """A short list of things and their colors, one of which is asked for."""
+    things, colors, which = _picked(rng, THINGS, 4), _picked(rng, COLORS, 4), int(rng.integers(4))
+    told = ". ".join(f"The {thing} is {color}" for thing, color in zip(things, colors, strict=True))
+    asked = f"What color is the {things[which]}? The {things[which]} is"
+    return f"{told}. {asked}", colors[which], tuple(colors)
 
 
 def continued(rng: Rng) -> Made:
     """A well-known order, or words that repeat, and what comes next."""
-    order = LISTS[list(LISTS)[rng.integers(len(LISTS))]]
+    order = LISTS[rng.integers(len(LISTS))]
     if rng.integers(2):
         start = int(rng.integers(len(order) - 4))
         shown, answer = order[start : start + 4], order[start + 4]
@@ -120,16 +78,14 @@ def continued(rng: Rng) -> Made:
         cycle = _picked(rng, order, int(rng.integers(2, 4)))
         shown, answer = (cycle * 3)[: 2 * len(cycle) + 1], cycle[1]
     others = [word for word in _picked(rng, order, len(order)) if word != answer][:3]
-    options = _picked(rng, [answer, *others], 4)
-    return ", ".join(shown) + ",", answer, tuple(options)
+    return ", ".join(shown) + ",", answer, tuple(_picked(rng, [answer, *others], 4))
 
 
 def added(rng: Rng) -> Made:
-    """A sum or a difference of small numbers."""
-    a, b = (int(n) for n in rng.integers(1, 50, 2))
-    if rng.integers(2):
-        return f"{a} + {b} =", str(a + b), ()
-    return f"{max(a, b)} - {min(a, b)} =", str(max(a, b) - min(a, b)), ()
+    """The sum of two digits, among its neighbours."""
+    a, b = (int(n) for n in rng.integers(1, 10, 2))
+    near = _picked(rng, [str(a + b + off) for off in (-2, -1, 1, 2)], 3)
+    return f"{a} + {b} =", str(a + b), tuple(_picked(rng, [str(a + b), *near], 4))
 
 
 def exact(instance: Instance, text: str) -> Verdict:
@@ -138,44 +94,32 @@ def exact(instance: Instance, text: str) -> Verdict:
     return Verdict(float(found == instance.answer), found or None, None if found else "unparsed")
 
 
-def _instances(make: Callable[[Rng], Made], name: str) -> Callable[[Source], Iterator[Instance]]:
-    """Question i depends on the seed and on i alone, and no question is a solved example."""
+def _instances(make: Make, name: str, shots: Sequence[Instance]) -> Callable[[Source], Iterator[Instance]]:
+    """Questions that depend on the seed and their number alone; no solved example, and none twice while there are
+    others.
+    """
 
     def made(source: Source) -> Iterator[Instance]:
-        seen = {shot.text for shot in _shots(make)}
-        number = 0
+        seen = {shot.text for shot in shots}
         for i in range(source.size or SIZE):
-            one = _instance(make, (source.seed, 1, number), f"{name}-{i}")
-            while one.text in seen:
-                number += 1
-                one = _instance(make, (source.seed, 1, number), f"{name}-{i}")
+            tries = (_instance(make, (source.seed, 1, i, again), f"{name}-{i}") for again in range(TRIES))
+            one = next((one for one in tries if one.text not in seen), None)
+            one = one or _instance(make, (source.seed, 1, i, TRIES), f"{name}-{i}")
             seen.add(one.text)
             yield one
 
     return made
 
 
-def _instance(make: Callable[[Rng], Made], seed: tuple[int, ...], name: str) -> Instance:
+def _instance(make: Make, seed: tuple[int, ...], name: str) -> Instance:
     text, answer, options = make(np.random.default_rng(seed))
     return Instance(id=name, text=text, answer=answer, options=options)
 
 
-def _shots(make: Callable[[Rng], Made]) -> tuple[Instance, ...]:
-    return tuple(_instance(make, (0, 0, i), f"shot-{i}") for i in range(SHOTS))
-
-
-def _task(make: Callable[[Rng], Made], name: str, about: str, question: str, answer: str = " {answer}") -> Task:
-    shots = _shots(make)
-    adapter = Adapter(
-        method=CHOICE if shots[0].options else GENERATION,
-        question=question,
-        answer=answer,
-        between="\n",
-        shots=shots,
-        stop=("\n",),
-        max_tokens=24,
-    )
-    return Task(name=name, about=about, instances=_instances(make, name), text=adapter, scorer=exact)
+def _task(make: Make, name: str, about: str, question: str = "{text}", shots: int = 0) -> Task:
+    solved = tuple(_instance(make, (0, 0, i), f"shot-{i}") for i in range(shots))
+    adapter = Adapter(method=CHOICE, question=question, between="\n", shots=solved)
+    return Task(name=name, about=about, instances=_instances(make, name, solved), text=adapter)
 
 
 def _chains(source: Source) -> Iterator[Instance]:
@@ -187,12 +131,12 @@ def _chains(source: Source) -> Iterator[Instance]:
 
 
 TASKS = [
-    _task(copied, "copy", "five words said again", "Words: {text}\nCopy:"),
-    _task(compared, "compare", "the larger of two numbers below 100", "The larger of {text} is"),
-    _task(sorted_letters, "sort", "four letters put in order", "Letters: {text}\nSorted:"),
-    _task(looked_up, "lookup", "who has what, out of a list of four", "{text}"),
-    _task(continued, "pattern", "what comes next in an order or a repetition", "{text}"),
-    _task(added, "arithmetic", "sums and differences of numbers below 50", "{text}"),
+    _task(copied, "copy", "five words said again in their order", "Words: {text}\nCopy:", shots=2),
+    _task(compared, "compare", "which of two animals is the larger"),
+    _task(put_in_order, "sort", "four digits put in order", "Numbers: {text}\nSorted:", shots=2),
+    _task(looked_up, "lookup", "the color of one of four things"),
+    _task(continued, "pattern", "what comes next in an order or a repetition", shots=4),
+    _task(added, "arithmetic", "sums of two digits", shots=4),
     Task(
         name="chain",
         about="chained arithmetic modulo 10, from left to right, as r1-tiny learned it",

@@ -89,12 +89,11 @@ def _usual(lm: Any) -> tuple[str, ...]:
 def _run(lm: Any, name: str, tasks: list[Any], settings: Any, as_json: bool) -> None:
     """Runs the tasks; a line on each as soon as it is done."""
     from rzoo.evals.engine import LoadedModel
-    from rzoo.evals.run import run
-    from rzoo.evals.summary import result_of
+    from rzoo.evals.evaluate import evaluated
 
     engine, results = LoadedModel(lm, name), []
     for task in tasks:
-        results.append(result_of(run(engine, task, settings, _running)))
+        results.append(evaluated(engine, task, settings, _running))
         if not as_json:
             say(_line(results[-1]))
     if as_json:
