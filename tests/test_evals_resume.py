@@ -14,7 +14,7 @@ from rzoo.core import RzooError
 from rzoo.evals.engine import LoadedModel
 from rzoo.evals.evaluate import evaluate
 from rzoo.evals.samples import FILE
-from rzoo.evals.task import Source
+from rzoo.evals.task import Adapter, Source
 from rzoo.evals.tasks import TASKS
 from tests.chat_folder import load_talker
 from tests.pretended import QUESTIONS, TASK, Pretended, Said, Weight, echo
@@ -22,6 +22,9 @@ from tests.pretended import QUESTIONS, TASK, Pretended, Said, Weight, echo
 HELM = ("run_spec", "scenario", "scenario_state", "per_instance_stats", "stats")
 FOLDER = "echo:model=pretended"
 TIMES = {"seconds", "request_time"}
+
+
+OTHER = replace(QUESTIONS[0], answer="7")
 
 
 def say_seed(prompt, seed):
@@ -101,12 +104,7 @@ def test_no_run_goes_on_with_the_answers_of_another(tmp_path):
         (Pretended(echo), TASK, {"temperature": 0.6}, "a run with another temperature"),
         (Pretended(echo), TASK, {"seed": 1}, "a run with another seed"),
         (Pretended(echo), replace(TASK, text=replace(TASK.text, instructions="Hi.")), {}, "another adapter"),
-        (
-            Pretended(echo),
-            replace(TASK, instances=lambda s: [replace(QUESTIONS[0], answer="7")]),
-            {},
-            "data has changed",
-        ),
+        (Pretended(echo), replace(TASK, instances=lambda s: [OTHER]), {}, "data has changed"),
     ]
     for engine, task, settings, words in others:
         with pytest.raises(RzooError) as error:
@@ -199,9 +197,8 @@ def talker(tmp_path_factory):
     return load_talker(tmp_path_factory.mktemp("talker") / "model")
 
 
-CHAIN = replace(
-    TASKS["chain"], chat=replace(TASKS["chain"].chat, max_tokens=6), text=replace(TASKS["chain"].text, max_tokens=6)
-)
+SHORT = Adapter(max_tokens=6)
+CHAIN = replace(TASKS["chain"], chat=SHORT, text=SHORT)
 
 
 def test_a_loaded_model_gives_the_same_samples_in_any_batch(talker):
@@ -221,7 +218,5 @@ def test_likelihoods_of_a_loaded_model_are_those_of_score(talker):
     expected = rzoo.score(talker, one.text, [" larger", " smaller"], raw=True)
     assert found.logprobs == pytest.approx([score.total for score in expected], abs=1e-4)
     assert engine.room(one.text) == 2560 - len(talker.tokenizer.encode(one.text))
-    assert (
-        engine.key["weights"]
-        != LoadedModel(talker.with_params({**talker.params, "embed": -talker.params["embed"]})).key["weights"]
-    )
+    other = talker.with_params({**talker.params, "embed": -talker.params["embed"]})
+    assert engine.key["weights"] != LoadedModel(other).key["weights"]

@@ -9,6 +9,7 @@ from rzoo.evals.task import CHOICE, Adapter, Instance, Source, Task, Verdict
 
 SIZE = 40  # questions where no limit is asked
 TRIES = 20  # at a question that was not there yet
+APART = 3  # places by size of two animals that are compared
 CHAIN_DEPTHS, CHAINS = 14, 20  # operations, up to; questions of each
 
 THINGS, COLORS, BY_SIZE, *LISTS = (
@@ -48,8 +49,9 @@ def copied(rng: Rng) -> Made:
 
 
 def compared(rng: Rng) -> Made:
-    """Two animals, one of which is much the larger or the smaller, by common knowledge."""
-    first, second = (int(i) for i in rng.permutation(len(BY_SIZE))[:2])
+    """Two animals, one of which is much the larger, by common knowledge."""
+    far = [(i, j) for i in range(len(BY_SIZE)) for j in range(len(BY_SIZE)) if abs(i - j) >= APART]
+    first, second = far[rng.integers(len(far))]
     text = f"Compared with the {BY_SIZE[first]}, the {BY_SIZE[second]} is"
     return text, "larger" if second > first else "smaller", ("larger", "smaller")
 
