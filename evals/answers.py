@@ -19,6 +19,7 @@ MARKDOWN = re.compile(r"(?<![\w*])(\*{1,3})([^*\n]+)\1(?![\w*])")  # not powers:
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\S)")
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+UP_TO_SPACE = re.compile(r"[\s$]")
 BETWEEN_BOXES = re.compile(r"(?:[\s,;$&}]|\\text\s*\{|\\[()\[\],;]|\band\b|\bor\b)*")
 
 MARK = re.compile(r"####[ \t]*")
@@ -76,8 +77,8 @@ def last_boxed(text: str) -> str | None:
 def _braced(text: str, start: int) -> tuple[str, int]:
     """(what the brace at `start` holds, where it ends); "" where it is never closed. Without a brace, up to a space."""
     if text[start] != "{":
-        word = re.compile(r"[^\s$]*").match(text, start)
-        return word[0].rstrip(".,"), word.end()
+        word = UP_TO_SPACE.split(text[start:], maxsplit=1)[0]
+        return word.rstrip(".,"), start + len(word)
     depth = 0
     for brace in BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
