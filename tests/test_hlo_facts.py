@@ -14,7 +14,7 @@ SIZE = CACHE.nbytes
 
 def compiled(function, *arguments, **options) -> str:
     """The text of a program of this machine."""
-    return jax.jit(function, **options).lower(*arguments).compile().as_text()
+    return str(jax.jit(function, **options).lower(*arguments).compile().as_text())
 
 
 def written(cache, row, at):
