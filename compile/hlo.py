@@ -161,6 +161,16 @@ class Program:
         named = f" {found.group(1) or found.group(2)}" if found else ""
         return instruction.operation.removesuffix("-start") + named
 
+    def operand(self, instruction: Instruction, place: int) -> Instruction | None:
+        """What makes an operand of an instruction; None where it has none or it comes from elsewhere."""
+        names = instruction.operands
+        return self._named(instruction).get(names[place]) if place < len(names) else None
+
+    def exchanged(self, instruction: Instruction) -> str | None:
+        """The kind of collective that an instruction is or starts; None for others."""
+        found = self._collective(instruction)
+        return found[0] if found else None
+
     def _collective(self, instruction: Instruction) -> tuple[str, Instruction] | None:
         """(kind, the instruction that says over which devices) of one that exchanges something."""
         inner = instruction

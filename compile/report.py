@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rzoo.compile.hlo import parse
 from rzoo.compile.kernels import policy_forms
 from rzoo.compile.record import Record
 from rzoo.compile.storage import plain
@@ -30,15 +31,7 @@ from rzoo.models.weights import Numerics
 READ_BYTES = 2**28  # of one array: more than a cache holds
 SQUARE = 1024  # rows of the matrices whose product gives the matrix rate
 REPEATS = 7
-
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = \S.*? ([a-z][\w-]*)\(", re.MULTILINE)
-COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 KIND = re.compile(r"fusion\([^\n]*kind=(k\w+)")
-# Instructions that start no work of their own.
-FREE = frozenset(
-    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id")
-)
 
 
 def report(lm: Any, batches: Sequence[int] = (1, 8), prompt: int = 128) -> dict[str, Any]:
@@ -73,7 +66,7 @@ def phase(work: Work, machine: Mapping[str, float]) -> dict[str, Any]:
         "counted": {"flops": flops, "bytes": size, "intensity": flops / size},
         "compiled": {
             "fusions": dict(sorted(Counter(KIND.findall(text)).items())),
-            "launches": launches(text),
+            "launches": parse(text).costs.launches,
             "temporary_bytes": getattr(memory, "temp_size_in_bytes", None),
         },
         "measured": {
@@ -147,13 +140,6 @@ def bytes_of(work: Work) -> float:
         return read + held * work.case.tokens
     index = sum(leaf.nbytes for leaf in _index_keys(work.cache.slots)) / work.cache.capacity
     return read + index * HELD + (held - index) * _attended(work, float(HELD))
-
-
-def launches(text: str) -> int:
-    """Instructions of the optimised program that do work: those of loop bodies once, those within fusions not."""
-    within = set(CALLED.findall(text))
-    bodies = [body for name, body in COMPUTATION.findall(text) if name not in within]
-    return sum(name not in FREE for body in bodies for name in INSTRUCTION.findall(body))
 
 
 def read_rate() -> float:

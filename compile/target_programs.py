@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 from rzoo.compile import hlo, shapes
 from rzoo.compile.aot import decode_program, prefill_program
-from rzoo.compile.kernels import policy_forms
+from rzoo.compile.kernels import form_named, policy_forms
+from rzoo.compile.sums import products_in_sums
 from rzoo.compile.targets import target
 from rzoo.core import RzooError
 from rzoo.models.attention import attend
@@ -39,8 +40,9 @@ CHUNK = 512  # tokens of a row in one call of prefill_chunk
 class Job:
     """What to compile. model: a preset's name or the fields of a config.json. mesh: axis -> devices; empty: one device.
     kv: "split" or "copied" where devices are more than KV heads. phase: "decode" or "prefill". context: tokens that the
-    cache has room for. weights: one of shapes.KINDS. stacked: runs of equal layers as loops. hlo: where the scheduled
-    program is written, None for nowhere. options: XLA's.
+    cache has room for. weights: one of shapes.KINDS. stacked: runs of equal layers as loops. forms: field of Forms ->
+    name of a form (kernels.py). products: "dots", or "sums" (sums.py) on one device and unstacked. hlo: where the
+    scheduled program is written, None for nowhere. options: XLA's.
     """
 
     model: Any
@@ -53,6 +55,8 @@ class Job:
     context: int
     weights: str = "bf16"
     stacked: bool = True
+    forms: Mapping[str, str] = field(default_factory=dict)
+    products: str = "dots"
     hlo: str | None = None
     options: Mapping[str, Any] | None = None
 
@@ -88,12 +92,14 @@ def run(job: Job) -> dict[str, Any]:
 
 def _programs(job: Job, config: Any, devices: Any):
     """(name, lowered program with the bytes of its weights and cache) of each program that the job asks for."""
-    forms: Any = target_forms()
+    forms: Any = replace(target_forms(), **{field: form_named(field, name) for field, name in job.forms.items()})
     params = shapes.weight_shapes(config, shapes.checked_kind(job.weights))
     if math.prod(job.mesh.values()) == 1:
         forms = replace(forms, stacked=job.stacked)
         blueprint, one = Blueprint(config, forms), jax.sharding.SingleDeviceSharding(devices[0])
         cache = shapes.on_one(jax.eval_shape(lambda: blueprint.empty_cache(job.batch, job.context)), one)
+        if job.products == "sums":
+            params = jax.eval_shape(lambda p: products_in_sums(config, p), params)
         params = shapes.on_one(params, one)
         yield "model", _lowered(job, blueprint, params, cache, lambda axes, shape: one)
         return
