@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rzoo.compile.hlo import BRANCHES, CONTROL, FREE, SHAPE, TRIPS, Instruction, Program, bits_of, parse
+from rzoo.compile.hlo import CONTROL, FREE, SHAPE, Instruction, Program, bits_of, branches_of, parse, trips_of
 
 # Instructions that change where numbers lie and none of them.
 MOVES = frozenset(
@@ -79,25 +79,18 @@ def facts(text: str, at_least: int) -> Facts:
 def step_of(program: Program) -> str:
     """The computation that is one step: the body of the first loop of unknown length, else the whole."""
     loops = (i for i in program.computations[program.entry] if i.operation == "while")
-    return next((str(i.called) for i in loops if not TRIPS.search(i.attributes)), program.entry)
+    return next((str(i.called) for i in loops if trips_of(i) is None), program.entry)
 
 
 def launched(program: Program, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
     """What a computation and all that it calls launch, each with how often; loops of unknown length count once."""
     for instruction in program.computations[name or program.entry]:
         if instruction.operation in CONTROL:
-            known = TRIPS.search(instruction.attributes)
-            for called in _called(instruction):
-                yield from launched(program, called, times * (int(known.group(1)) if known else 1))
+            inner = branches_of(instruction) if instruction.operation == "conditional" else [str(instruction.called)]
+            for called in inner:
+                yield from launched(program, called, times * (trips_of(instruction) or 1))
         elif instruction.operation not in FREE:
             yield instruction, times
-
-
-def _called(instruction: Instruction) -> list[str]:
-    if instruction.operation != "conditional":
-        return [str(instruction.called)]
-    named = [listed or single for listed, single in BRANCHES.findall(instruction.attributes)]
-    return [name.strip(" %") for names in named for name in names.split(",")]
 
 
 def moved(program: Program, at_least: int) -> Iterator[Found]:

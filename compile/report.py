@@ -6,9 +6,7 @@ group that it stands in whether it is counted from shapes, read from the compile
 """
 
 import math
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +29,6 @@ from rzoo.models.weights import Numerics
 READ_BYTES = 2**28  # of one array: more than a cache holds
 SQUARE = 1024  # rows of the matrices whose product gives the matrix rate
 REPEATS = 7
-KIND = re.compile(r"fusion\([^\n]*kind=(k\w+)")
 
 
 def report(lm: Any, batches: Sequence[int] = (1, 8), prompt: int = 128) -> dict[str, Any]:
@@ -60,13 +57,13 @@ def phase(work: Work, machine: Mapping[str, float]) -> dict[str, Any]:
     steps = work.case.tokens if work.case.phase == "decode" else 1
     flops, size = steps * flops_of(work), steps * bytes_of(work)
     compiled = work.compiled()
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory, costs = compiled.memory_analysis(), parse(compiled.as_text()).costs
     seconds = median(_timed(work) for _ in range(REPEATS))
     return {
         "counted": {"flops": flops, "bytes": size, "intensity": flops / size},
         "compiled": {
-            "fusions": dict(sorted(Counter(KIND.findall(text)).items())),
-            "launches": parse(text).costs.launches,
+            "fusions": costs.fusions,
+            "launches": costs.launches,
             "temporary_bytes": getattr(memory, "temp_size_in_bytes", None),
         },
         "measured": {
