@@ -139,22 +139,22 @@ def bytes_of(work: Work) -> float:
     return read + index * HELD + (held - index) * _attended(work, float(HELD))
 
 
-def read_rate() -> float:
-    """Bytes per second of a matrix-vector product over an array that no cache holds."""
-    matrix = jnp.ones((READ_BYTES // 4 // 4096, 4096), jnp.float32)
+def read_rate(size: int = READ_BYTES) -> float:
+    """Bytes per second of a matrix-vector product over an array of `size` bytes, which no cache should hold."""
+    matrix = jnp.ones((size // 4 // 4096, 4096), jnp.float32)
     product, vector = jax.jit(lambda a, x: a @ x), jnp.ones(4096, jnp.float32)
     run = lambda: product(matrix, vector).block_until_ready()  # noqa: E731
     run()
-    return READ_BYTES / min(_timed(run) for _ in range(REPEATS))
+    return size / min(_timed(run) for _ in range(REPEATS))
 
 
-def matrix_rate(numerics: Numerics) -> float:
+def matrix_rate(numerics: Numerics, rows: int = SQUARE) -> float:
     """Operations per second of a product of square matrices in the types of the policy."""
-    square = jnp.ones((SQUARE, SQUARE), numerics.compute)
+    square = jnp.ones((rows, rows), numerics.compute)
     product = jax.jit(lambda a: numerics.dot_accumulated("ij,jk->ik", a, a))
     run = lambda: product(square).block_until_ready()  # noqa: E731
     run()
-    return 2 * SQUARE**3 / min(_timed(run) for _ in range(REPEATS))
+    return 2 * rows**3 / min(_timed(run) for _ in range(REPEATS))
 
 
 def _timed(work: Callable[[], Any]) -> float:
