@@ -138,16 +138,23 @@ def dense_product(spec: str, x: Array, weight: Array, numerics: Numerics) -> Arr
     Head and head width contracted as two axes make XLA:CPU transpose the weight at every call; merged into one axis, it
     is read where it lies.
     """
+    depth = summed_axes(spec)
+    if not depth:
+        return numerics.dot_accumulated(spec, x, weight)  # a letter of both that is kept, or another order
+    matrix = weight.reshape(math.prod(weight.shape[:-depth]), -1)
+    product = numerics.dot_accumulated("...k,nk->...n", x.reshape(*x.shape[:-depth], -1), matrix)
+    return product.reshape(*x.shape[:-depth], *weight.shape[:-depth])
+
+
+def summed_axes(spec: str) -> int:
+    """How many last axes of both x [rows..., in...] and a weight [out..., in...] an einsum to [rows..., out...] sums
+    over; 0 where it is of another kind.
+    """
     given, out = spec.split("->")
     of_x, of_weight = given.split(",")
     inner = "".join(letter for letter in of_weight if letter not in out)
     rows, outer = of_x.removesuffix(inner), of_weight.removesuffix(inner)
-    if not inner or (rows + inner, outer + inner, rows + outer) != (of_x, of_weight, out):
-        return numerics.dot_accumulated(spec, x, weight)  # a letter of both that is kept, or another order
-    depth = len(inner)
-    matrix = weight.reshape(math.prod(weight.shape[:-depth]), -1)
-    product = numerics.dot_accumulated("...k,nk->...n", x.reshape(*x.shape[:-depth], -1), matrix)
-    return product.reshape(*x.shape[:-depth], *weight.shape[:-depth])
+    return len(inner) if (rows + inner, outer + inner, rows + outer) == (of_x, of_weight, out) else 0
 
 
 class Stored(nnx.Variable):
