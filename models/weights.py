@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+PIECE = 2**20  # values of a Quantized weight that are wide at a time: they stay in a cache
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
@@ -102,16 +104,35 @@ class Quantized:
         return dense_product(spec, x, self.dequantize(numerics.compute), numerics)
 
     def _rows_times(self, x: Array, numerics: Numerics) -> Array:
-        """x [..., n] -> [..., m]."""
+        """x [..., n] -> [..., m]: sums over the blocks apart while these are few beside the weight, else in pieces."""
         m, n = self.codes.shape
+        few = 4 * math.prod(x.shape[:-1]) <= self.block[1] or n == self.block[1]
+        if not few and self.activations is None:
+            return self._in_pieces(x, numerics)
         blocks = x.reshape(*x.shape[:-1], n // self.block[1], self.block[1])
-        codes = self.codes.reshape(m, -1, self.block[1])
-        sums = self._sums(blocks, codes, numerics)
+        sums = self._sums(blocks, self.codes.reshape(m, -1, self.block[1]), numerics)
         out = (sums * self._of_rows(self.scale).T).sum(axis=-2)
         if self.offset is not None:
             totals = blocks.astype(numerics.accumulate).sum(axis=-1)
             out = out + jnp.einsum("...b,mb->...m", totals, self._of_rows(self.offset), precision=numerics.precision)
         return out.astype(numerics.accumulate)
+
+    def _in_pieces(self, x: Array, numerics: Numerics) -> Array:
+        """The same with a piece of the weight dequantized at a time: rows i, i + count, … so that each device of a mesh
+        has its share of every piece.
+        """
+        m, n = self.codes.shape
+        count = next(c for c in range(1, m + 1) if (m % c == 0 and m // c * n <= PIECE) or c == m)
+        parts = self.codes, self._of_rows(self.scale), None if self.offset is None else self._of_rows(self.offset)
+        by_piece = jax.tree.map(lambda a: a.reshape(m // count, count, -1), parts)
+
+        def piece(i: Array) -> Array:
+            part = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, axis=1, keepdims=False), by_piece)
+            own = Quantized(*part, block=(1, self.block[1]), shape=(m // count, n))
+            return numerics.dot_accumulated("...n,mn->...m", x, own.dequantize(numerics.compute))
+
+        out = jax.lax.map(piece, jnp.arange(count))
+        return jnp.moveaxis(out, 0, -1).reshape(*x.shape[:-1], m)
 
     def _sums(self, x: Array, codes: Array, numerics: Numerics) -> Array:
         """x [..., b, w] and codes [m, b, w] -> [..., b, m], the blocks apart."""

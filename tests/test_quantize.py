@@ -10,7 +10,7 @@ from rzoo.compile.kernels import policy_forms
 from rzoo.compile.quantize import fitted, quantize, quantized_bytes, scheme_named, schemes_for
 from rzoo.core import RzooError
 from rzoo.handle import LM
-from rzoo.models import registry
+from rzoo.models import registry, weights
 from rzoo.models.weights import Numerics, Quantized
 from rzoo.sharding.place import place
 from tests.tiny import DIVISIBLE, TINY
@@ -79,12 +79,14 @@ def test_zeros_and_single_values_stay():
     ("spec", "shape", "x"),
     [
         ("btd,hcd->bthc", (2, 3, 64), (1, 3, 64)),
+        ("btd,hcd->bthc", (2, 3, 64), (2, 9, 64)),  # in pieces
         ("bthc,dhc->btd", (6, 4, 16), (2, 1, 4, 16)),
         ("bthc,hcr->bthr", (2, 3, 64), (1, 3, 2, 3)),
         ("bsr,hcr->bhsc", (2, 3, 64), (1, 3, 64)),
     ],
 )
-def test_a_product_is_that_of_the_dequantized_weight(spec, shape, x, scheme):
+def test_a_product_is_that_of_the_dequantized_weight(spec, shape, x, scheme, monkeypatch):
+    monkeypatch.setattr(weights, "PIECE", 128)
     matrix = RNG.normal(size=(6, 64)).astype(np.float32)
     q = as_quantized(matrix, scheme)
     q = Quantized(q.codes, q.scale, q.offset, q.block, shape)
@@ -185,7 +187,7 @@ def test_a_weight_that_would_grow_is_refused(lm):
 
 
 @pytest.mark.parametrize(
-    ("weights", "words"),
+    ("scheme", "words"),
     [
         ("int3", r"weights \(int3\) is no scheme; known: int8, "),
         ("int4:g0", r"is no scheme"),
@@ -194,9 +196,9 @@ def test_a_weight_that_would_grow_is_refused(lm):
         ({"norm.scale": "int8"}, r"norm.scale fits no matrix"),
     ],
 )
-def test_a_wrong_scheme_is_told(lm, weights, words):
+def test_a_wrong_scheme_is_told(lm, scheme, words):
     with pytest.raises(RzooError, match=words):
-        schemes_for(lm.config, weights)
+        schemes_for(lm.config, scheme)
 
 
 @pytest.mark.report("G15")

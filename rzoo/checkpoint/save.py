@@ -27,8 +27,8 @@ def export(
     """Writes config.json (readable by transformers 4 and 5), shards, index and tokenizer; returns the folder.
 
     Weights keep their bits, but integer codes are written as the numbers that they stand for; fp8 writes those that
-    DeepSeek publishes in FP8 blocks so. The folder appears when it is complete. Raises RzooError where it exists and is not empty, unless overwrite, and for fp8 where the family is not
-    published in it.
+    DeepSeek publishes in FP8 blocks so. The folder appears when it is complete. Raises RzooError where it exists and is
+    not empty, unless overwrite, and for fp8 where the family is not published in it.
     """
     in_blocks = fp8 or any(map(_in_blocks, lm.params.values()))
     if fp8 and not any(row.blocks for row in family_of(lm.config).names):
