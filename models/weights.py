@@ -127,8 +127,9 @@ class Quantized:
         by_piece = jax.tree.map(lambda a: a.reshape(m // count, count, -1), parts)
 
         def piece(i: Array) -> Array:
-            part = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, axis=1, keepdims=False), by_piece)
-            own = Quantized(*part, block=(1, self.block[1]), shape=(m // count, n))
+            take = lambda a: jax.lax.dynamic_index_in_dim(a, i, axis=1, keepdims=False)  # noqa: E731
+            codes, scale, offset = jax.tree.map(take, by_piece)
+            own = Quantized(codes, scale, offset, (1, self.block[1]), (m // count, n))
             return numerics.dot_accumulated("...n,mn->...m", x, own.dequantize(numerics.compute))
 
         out = jax.lax.map(piece, jnp.arange(count))
