@@ -170,7 +170,9 @@ def form_named(field: str, name: str) -> Any:
 
 
 def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str, dict[str, Any]]:
-    """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone."""
+    """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone, in the
+    cache, too.
+    """
     names = {path.rpartition(".")[2] for path in abstract_weights(config)}
     used = {"attend_": "k" in names, "latent_": "key_up" in names, "experts_": "expert_gate" in names}
     used |= dict.fromkeys(("choose", "sparse_"), "head_weight" in names)
@@ -179,7 +181,7 @@ def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str,
         for field, forms in FORMS.items()
         if next((there for prefix, there in used.items() if field.startswith(prefix)), True)
     }
-    if platform == "gpu" and numerics.compute != "float32":
+    if platform == "gpu" and numerics.compute != "float32" and numerics.cache != "int8":
         for field in found.keys() & GPU_FORMS.keys():
             found[field] |= GPU_FORMS[field]
     return found
