@@ -10,6 +10,7 @@ from rzoo.cli import (  # noqa: F401  (each adds its commands to the application
     files,
     machine,
     plans,
+    prune,
     train,
 )
 from rzoo.cli.common import app

@@ -18,13 +18,14 @@ from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.budget import Costs, Move, costs_of, greedy, moves_of, shares_of_heads, uniform
-from rzoo.models.prune import Importance, Kept, Sizes, at_random, cut, refitted, select, sizes_of, zeroed
+from rzoo.models.prune import Importance, Kept, Sizes, at_random, config_of, cut, refitted, select, sizes_of, zeroed
 from rzoo.models.registry import abstract_weights
 from rzoo.models.stacking import unstack
 from rzoo.train.step import cross_entropy, divergence
 
 LENGTH = 128  # tokens of a calibration row, or the context where that is shorter
 LEAST_ROWS = 8  # to calibrate with, and as many to judge by
+CALIBRATION_ROWS = 64  # that importance comes from
 MEASURED_ROWS = 2  # rows on which the loss of each cut is measured
 AT_ONCE = 4  # rows that run together
 METHODS = ("greedy", "uniform", "random")
@@ -66,8 +67,8 @@ def rows_of(lm: LM, text: str) -> np.ndarray:
     return np.asarray(ids[: count * length], np.int32).reshape(count, length)
 
 
-def split_rows(rows: np.ndarray, most: int = 64, judge: int = 16) -> tuple[np.ndarray, np.ndarray]:
-    """(rows to calibrate with, rows to judge by) without a common one; the second are the last of the text.
+def split_rows(rows: np.ndarray, judging: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    """(rows to learn from, rows to judge by) without a common one; the second are the last of the text.
 
     Raises RzooError where there are fewer than twice LEAST_ROWS, with the number of tokens that would do.
     """
@@ -76,8 +77,13 @@ def split_rows(rows: np.ndarray, most: int = 64, judge: int = 16) -> tuple[np.nd
         words = f"the calibration text has {rows.size:,} tokens in whole rows of {rows.shape[1]}; at least {least:,}"
         fix = f"give a longer text: half of {2 * LEAST_ROWS} rows calibrate, the others judge"
         raise RzooError(f"{words} are needed", field="calibrate", value=rows.size, fix=fix)
-    judge = max(LEAST_ROWS, min(judge, len(rows) // 4))
-    return rows[: min(most, len(rows) - judge)], rows[-judge:]
+    judging = max(LEAST_ROWS, min(judging, len(rows) // 4))
+    return rows[:-judging], rows[-judging:]
+
+
+def spread(rows: np.ndarray, most: int = CALIBRATION_ROWS) -> np.ndarray:
+    """At most `most` rows, from all over the text."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, most).astype(int))]
 
 
 def prunable(lm: LM) -> LM:
@@ -244,13 +250,8 @@ def prune(
     given. refit: what stays is fitted to what the whole gave. Raises RzooError for an unknown method and a budget that
     can't be reached, with the nearest that can.
     """
-    if method not in METHODS:
-        raise RzooError(f"method ({method}) must be one of {', '.join(METHODS)}", field="method", value=method)
     lm = prunable(lm)
-    costs = costs_of(lm.config, unit, itemsize=float(lm.params["embed"].dtype.itemsize))
-    if limit >= costs.of(sizes_of(lm.config)):
-        words = f"a budget of {limit:,} {unit} prunes nothing: the model has {costs.of(sizes_of(lm.config)):,}"
-        raise RzooError(words, field=unit, value=limit, fix="ask for less")
+    costs = checked_costs(lm, limit, unit, method)
     if method == "uniform":
         return pruned_to(lm, calibration, uniform(costs, limit), refit=refit)
     sizes, loss = _allocated(lm, calibration, costs, limit, losses, refit, say)
@@ -258,11 +259,26 @@ def prune(
     return replace(pruned_to(lm, drawn, sizes, refit=refit), loss=loss)
 
 
+def checked_costs(lm: LM, limit: int, unit: str, method: str) -> Costs:
+    """The costs of models cut from this one. Raises RzooError, without any work, for what `prune` refuses."""
+    if method not in METHODS:
+        raise RzooError(f"method ({method}) must be one of {', '.join(METHODS)}", field="method", value=method)
+    costs = costs_of(lm.config, unit, itemsize=float(jax.tree.leaves(lm.params["embed"])[0].dtype.itemsize))
+    whole = costs.of(sizes_of(lm.config))
+    if limit >= whole:
+        words = f"a budget of {limit:,} {unit} prunes nothing: the model has {whole:,}"
+        raise RzooError(words, field=unit, value=limit, fix="ask for less")
+    if method == "uniform":
+        config_of(lm.config, uniform(costs, limit))
+    else:
+        config_of(lm.config, greedy(costs, {move: 1.0 for move in moves_of(lm.config)}, limit)[0])
+    return costs
+
+
 def _allocated(
     lm: LM, calibration: Calibration, costs: Costs, limit: int, losses: Any, refit: bool, say: Say
 ) -> tuple[tuple[Sizes, ...], float]:
     """Greedy sizes and their loss: the best over the shares of KV groups that all layers can keep."""
-    greedy(costs, {move: 0.0 for move in moves_of(lm.config)}, limit)  # refuses before anything is measured
     found = losses_of(lm, calibration, moves_of(lm.config), refit=refit, say=say) if losses is None else losses
     best = greedy(costs, found, limit)
     for start in shares_of_heads(lm.config):
