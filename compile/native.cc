@@ -26,7 +26,6 @@ namespace {
 constexpr int kTile = 16;   // rows of a tile: the lanes of a vector
 constexpr int kGroup = 32;  // activations with one scale
 constexpr int kSum = 16;    // activations of one sum
-constexpr int kRows = 8;    // rows of x that a tile is multiplied with at once
 
 using Floats = float __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
@@ -53,8 +52,27 @@ inline To bits(From from) {
   return out;
 }
 
-inline Floats all(float x) { return x - Floats{}; }
-inline Ints all(int32_t x) { return x - Ints{}; }
+template <typename T>
+T plus(T a, T b) {
+  return a + b;
+}
+
+template <typename T>
+T larger(T a, T b) {
+  return a > b ? a : b;
+}
+
+inline Floats magnitude(Floats x) { return bits<Floats>(bits<Ints>(x) & 0x7fffffff); }
+
+// All lanes of a vector as one number.
+template <typename Vector, typename T>
+inline T folded(Vector vector, T (*both)(T, T)) {
+  T lanes[kTile];
+  std::memcpy(lanes, &vector, sizeof(vector));
+  for (int width = kTile / 2; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = both(lanes[i], lanes[i + width]);
+  return lanes[0];
+}
 
 // One float16 of each row.
 inline Floats halves(const uint8_t* from) {
@@ -111,63 +129,78 @@ constexpr int kFlip = 128;  // VNNI takes unsigned codes: signed ones are moved 
 constexpr int kFlip = 0;
 #endif
 
-// A row of x as integers: value = q * scale. sums: those of each 16 values.
-struct IntegerRow {
-  const int8_t* q;
-  const float* scale;
-  const float* sums;
+// kGroup values of a row of x, prepared for all tiles: value = q * scale. sums: those of each kSum values; sum: of all.
+struct IntegerGroup {
+  int8_t q[kGroup];
+  float scale, sum, sums[2];
 
+  // Rounds to the nearest multiples of the largest magnitude / 127.
+  explicit IntegerGroup(const float* x) {
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to integers, in the low bits
+    Floats v[2] = {load<Floats>(x), load<Floats>(x + 16)};
+    float largest = folded(larger(magnitude(v[0]), magnitude(v[1])), larger<float>);
+    float odd = folded(v[0] * 0.0f + v[1] * 0.0f, plus<float>);  // NaN where x has one, or infinity: it is not hidden
+    float to_integer = largest > 0 ? 127.0f / largest : 0.0f;
+    scale = largest / 127.0f + odd;
+    for (int half = 0; half < 2; ++half) {
+      Ints rounded = bits<Ints>(v[half] * to_integer + kRound) - 0x4B400000;
+      SignedSixteen narrow = __builtin_convertvector(rounded, SignedSixteen);
+      std::memcpy(q + kSum * half, &narrow, kSum);
+      sums[half] = scale * (float)folded(rounded, plus<int32_t>);
+    }
+    sum = sums[0] + sums[1];
+  }
+
+  // The products of four codes in each of N vectors with the values from `first` on.
   template <bool kSigned, int N>
-  inline Floats dot(const Bytes* codes, int at) const {
-    Ints first{}, second{};
+  inline Floats dot(const Bytes* codes, int first) const {
+    Ints even{}, odd{};
+#pragma GCC unroll 4
     for (int i = 0; i < N; i += 2) {
       Bytes a = codes[i], b = codes[i + 1];
       if (kSigned && kFlip) a ^= kFlip, b ^= kFlip;
-      first = dot4<kSigned>(first, a, load<int32_t>(q + at + 4 * i));
-      second = dot4<kSigned>(second, b, load<int32_t>(q + at + 4 * i + 4));
+      even = dot4<kSigned>(even, a, load<int32_t>(q + first + 4 * i));
+      odd = dot4<kSigned>(odd, b, load<int32_t>(q + first + 4 * i + 4));
     }
-    Floats out = __builtin_convertvector(first + second, Floats) * scale[at / kGroup];
-    return kSigned && kFlip ? out - (float)kFlip * sum<N>(at) : out;
-  }
-
-  template <int N>
-  inline float sum(int at) const {
-    const float* from = sums + at / kSum;
-    return N == 8 ? from[0] + from[1] : from[0];
+    Floats out = __builtin_convertvector(even + odd, Floats) * scale;
+    return kSigned && kFlip ? out - (float)kFlip * (N == 8 ? sum : sums[first / kSum]) : out;
   }
 };
 
-// A row of x as it is.
-struct FloatRow {
-  const float* x;
-  const float* sums;
+// The same with the values as they are.
+struct FloatGroup {
+  float x[kGroup];
+  float sum, sums[2];
+
+  explicit FloatGroup(const float* from) {
+    std::memcpy(x, from, sizeof(x));
+    for (int half = 0; half < 2; ++half) sums[half] = folded(load<Floats>(x + kSum * half), plus<float>);
+    sum = sums[0] + sums[1];
+  }
 
   template <bool kSigned, int N>
-  inline Floats dot(const Bytes* codes, int at) const {
+  inline Floats dot(const Bytes* codes, int first) const {
     Floats out[4] = {};
+#pragma GCC unroll 8
     for (int i = 0; i < N; ++i) {
       Ints four = bits<Ints>(codes[i]);
+#pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
         Ints code = kSigned ? (four << (24 - 8 * j)) >> 24 : four >> 8 * j & 255;
-        out[j] += __builtin_convertvector(code, Floats) * x[at + 4 * i + j];
+        out[j] += __builtin_convertvector(code, Floats) * x[first + 4 * i + j];
       }
     }
     return (out[0] + out[1]) + (out[2] + out[3]);
   }
-
-  template <int N>
-  inline float sum(int at) const {
-    const float* from = sums + at / kSum;
-    return N == 8 ? from[0] + from[1] : from[0];
-  }
 };
 
-// Adds a group of 4 * N weights, scale * code + offset, times the activations from `at` on.
-template <bool kSigned, int N, bool kOffset, int R, typename Row>
-inline void add(Floats* total, const Bytes* codes, Floats scale, Floats offset, const Row* rows, int at) {
+// Adds 4 * N weights, scale * code + offset, times the activations of R rows: a group of each, from its `first` on.
+template <bool kSigned, int N, bool kOffset, int R, typename Group>
+inline void add(Floats* total, const Bytes* codes, Floats scale, Floats offset, const Group* x, int first = 0) {
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    total[r] += rows[r].template dot<kSigned, N>(codes, at) * scale;
-    if (kOffset) total[r] += offset * rows[r].template sum<N>(at);
+    total[r] += x[r].template dot<kSigned, N>(codes, first) * scale;
+    if (kOffset) total[r] += offset * (N == 8 ? x[r].sum : x[r].sums[first / kSum]);
   }
 }
 
@@ -183,39 +216,39 @@ inline void halve(const uint8_t* from, int count, Bytes* codes) {
 // Block types: `bytes` of a tile's block of `values` columns, and its products.
 struct Q4_0 {
   static constexpr int values = 32, bytes = 18 * kTile;
-  template <int R, typename Row>
-  static inline void multiply(const uint8_t* block, const Row* rows, int at, Floats* total) {
+  template <int R, typename Group>
+  static inline void multiply(const uint8_t* block, const Group* x, Floats* total) {
     Bytes codes[8];
     halve(block + 32, 4, codes);
     Floats scale = halves(block);
-    add<false, 8, true, R>(total, codes, scale, scale * -8.0f, rows, at);
+    add<false, 8, true, R>(total, codes, scale, scale * -8.0f, x);
   }
 };
 
 struct Q4_1 {
   static constexpr int values = 32, bytes = 20 * kTile;
-  template <int R, typename Row>
-  static inline void multiply(const uint8_t* block, const Row* rows, int at, Floats* total) {
+  template <int R, typename Group>
+  static inline void multiply(const uint8_t* block, const Group* x, Floats* total) {
     Bytes codes[8];
     halve(block + 64, 4, codes);
-    add<false, 8, true, R>(total, codes, halves(block), halves(block + 32), rows, at);
+    add<false, 8, true, R>(total, codes, halves(block), halves(block + 32), x);
   }
 };
 
 struct Q8_0 {
   static constexpr int values = 32, bytes = 34 * kTile;
-  template <int R, typename Row>
-  static inline void multiply(const uint8_t* block, const Row* rows, int at, Floats* total) {
+  template <int R, typename Group>
+  static inline void multiply(const uint8_t* block, const Group* x, Floats* total) {
     Bytes codes[8];
     for (int i = 0; i < 8; ++i) codes[i] = load<Bytes>(block + 32 + 64 * i);
-    add<true, 8, false, R>(total, codes, halves(block), Floats{}, rows, at);
+    add<true, 8, false, R>(total, codes, halves(block), Floats{}, x);
   }
 };
 
 struct Q4_K {
   static constexpr int values = 256, bytes = 144 * kTile;
-  template <int R, typename Row>
-  static inline void multiply(const uint8_t* block, const Row* rows, int at, Floats* total) {
+  template <int R, typename Group>
+  static inline void multiply(const uint8_t* block, const Group* x, Floats* total) {
     Floats scale = halves(block), minimum = -halves(block + 32);
     const uint8_t *packed = block + 64, *nibbles = block + 16 * kTile;
     auto byte = [&](int i) { return load<Sixteen>(packed + kTile * i); };
@@ -223,7 +256,7 @@ struct Q4_K {
       Sixteen s = i < 4 ? byte(i) & 63 : (byte(i + 4) & 15) | (byte(i - 4) >> 6) << 4;
       Sixteen m = i < 4 ? byte(i + 4) & 63 : byte(i + 4) >> 4 | (byte(i) >> 6) << 4;
       Floats scales = __builtin_convertvector(s, Floats) * scale, minima = __builtin_convertvector(m, Floats) * minimum;
-      add<false, 8, true, R>(total, codes, scales, minima, rows, at + 32 * i);
+      add<false, 8, true, R>(total, codes, scales, minima, x + R * i);
     };
     for (int i = 0; i < 8; i += 2) {
       Bytes codes[16];
@@ -236,8 +269,8 @@ struct Q4_K {
 
 struct Q6_K {
   static constexpr int values = 256, bytes = 210 * kTile;
-  template <int R, typename Row>
-  static inline void multiply(const uint8_t* block, const Row* rows, int at, Floats* total) {
+  template <int R, typename Group>
+  static inline void multiply(const uint8_t* block, const Group* x, Floats* total) {
     const uint8_t *upper = block + 128 * kTile, *packed = block + 192 * kTile;
     Floats scale = halves(block + 208 * kTile);
     for (int i = 0; i < 16; ++i) {  // groups of 16 columns, four vectors of codes
@@ -249,98 +282,60 @@ struct Q6_K {
         codes[j] = low | high << 4;
       }
       Floats scales = __builtin_convertvector(load<SignedSixteen>(packed + kTile * i), Floats) * scale;
-      add<false, 4, true, R>(total, codes, scales, scales * -32.0f, rows, at + 16 * i);
+      add<false, 4, true, R>(total, codes, scales, scales * -32.0f, x + R * (i / 2), kSum * (i % 2));
     }
   }
 };
 
 // One tile by R rows of x: out[r * stride + row of the tile], of which the first `width` are there.
-template <typename Block, int R, typename Row>
-void tile_by_rows(const uint8_t* tile, const Row* rows, int k, float* out, int64_t stride, int width) {
+template <typename Block, int R, typename Group>
+void tile_by_rows(const uint8_t* tile, const Group* x, int k, float* out, int64_t stride, int width) {
   Floats total[R] = {};
-  for (int at = 0; at < k; at += Block::values, tile += Block::bytes)
-    Block::template multiply<R>(tile, rows, at, total);
+  for (int at = 0; at < k; at += Block::values, tile += Block::bytes, x += R * (Block::values / kGroup))
+    Block::template multiply<R>(tile, x, total);
   for (int r = 0; r < R; ++r) std::memcpy(out + r * stride, &total[r], width * sizeof(float));
 }
 
-template <typename Block, typename Row>
-void tile_by_all(const uint8_t* tile, const Row* rows, int m, int k, float* out, int64_t stride, int width) {
-  for (; m >= kRows; m -= kRows, rows += kRows, out += kRows * stride)
-    tile_by_rows<Block, kRows>(tile, rows, k, out, stride, width);
-  if (m & 4) tile_by_rows<Block, 4>(tile, rows, k, out, stride, width), rows += 4, out += 4 * stride;
-  if (m & 2) tile_by_rows<Block, 2>(tile, rows, k, out, stride, width), rows += 2, out += 2 * stride;
-  if (m & 1) tile_by_rows<Block, 1>(tile, rows, k, out, stride, width);
+// A panel of `rows` rows of x, 8, 4, 2 or 1, whose groups lie side by side.
+template <typename Block, typename Group>
+void tile_by_panel(const uint8_t* tile, const Group* x, int rows, int k, float* out, int64_t stride, int width) {
+  auto by = rows == 8   ? tile_by_rows<Block, 8, Group>
+            : rows == 4 ? tile_by_rows<Block, 4, Group>
+            : rows == 2 ? tile_by_rows<Block, 2, Group>
+                        : tile_by_rows<Block, 1, Group>;
+  by(tile, x, k, out, stride, width);
 }
 
-template <typename Row>
-using TileByAll = void (*)(const uint8_t*, const Row*, int, int, float*, int64_t, int);
+int panel_rows(int rows) { return rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1; }
+
+template <typename Group>
+using TileByPanel = void (*)(const uint8_t*, const Group*, int, int, float*, int64_t, int);
 
 struct Kind {
   int values, bytes;
-  TileByAll<IntegerRow> integer;
-  TileByAll<FloatRow> exact;
+  TileByPanel<IntegerGroup> integer;
+  TileByPanel<FloatGroup> exact;
 };
 
 template <typename Block>
 constexpr Kind kind_of() {
-  return {Block::values, Block::bytes, tile_by_all<Block, IntegerRow>, tile_by_all<Block, FloatRow>};
+  return {Block::values, Block::bytes, tile_by_panel<Block, IntegerGroup>, tile_by_panel<Block, FloatGroup>};
 }
 
 // In the order of KINDS in blocks.py.
 constexpr Kind kKinds[] = {kind_of<Q4_0>(), kind_of<Q4_1>(), kind_of<Q8_0>(), kind_of<Q4_K>(), kind_of<Q6_K>()};
 
-// The rows of x, prepared once for all tiles.
-struct Prepared {
-  std::vector<int8_t> q;
-  std::vector<float> scale, sums;
-  std::vector<IntegerRow> integer;
-  std::vector<FloatRow> exact;
-
-  void integers(const float* x, int m, int k) {
-    q.resize((size_t)m * k);
-    scale.resize((size_t)m * (k / kGroup));
-    sums.resize((size_t)m * (k / kSum));
-    integer.clear();
-    for (int r = 0; r < m; ++r) {
-      integer.push_back({&q[(size_t)r * k], &scale[(size_t)r * (k / kGroup)], &sums[(size_t)r * (k / kSum)]});
-      for (int g = 0; g < k / kGroup; ++g) group(x + (size_t)r * k + g * kGroup, (size_t)r * (k / kGroup) + g);
-    }
+// The groups of x in the order in which panels read them.
+template <typename Group>
+void prepare(const float* x, int m, int k, std::vector<Group>* out) {
+  out->clear();
+  out->reserve((size_t)m * (k / kGroup));
+  for (int first = 0, rows; first < m; first += rows) {
+    rows = panel_rows(m - first);
+    for (int at = 0; at < k; at += kGroup)
+      for (int r = 0; r < rows; ++r) out->emplace_back(x + (size_t)(first + r) * k + at);
   }
-
-  // Rounds 32 values to the nearest multiples of the largest magnitude / 127.
-  void group(const float* x, size_t g) {
-    Floats v[2] = {load<Floats>(x), load<Floats>(x + 16)};
-    float largest = 0, odd = 0;
-    for (int i = 0; i < kGroup; ++i) {
-      largest = std::fmax(largest, std::fabs(x[i]));
-      odd += x[i] * 0.0f;  // NaN where x has NaN or infinity, which must reach the result
-    }
-    float to_integer = largest > 0 ? 127.0f / largest : 0.0f;
-    scale[g] = largest / 127.0f + odd;
-    for (int half = 0; half < 2; ++half) {
-      constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to integers, in the low bits
-      Ints rounded = bits<Ints>(v[half] * to_integer + kRound) - 0x4B400000;
-      int32_t sum = 0;
-      for (int i = 0; i < 16; ++i) {
-        q[g * kGroup + half * 16 + i] = (int8_t)rounded[i];
-        sum += rounded[i];
-      }
-      sums[2 * g + half] = scale[g] * (float)sum;
-    }
-  }
-
-  void floats(const float* x, int m, int k) {
-    sums.resize((size_t)m * (k / kSum));
-    exact.clear();
-    for (size_t i = 0; i < sums.size(); ++i) {
-      Floats v = load<Floats>(x + i * kSum);
-      float sum = 0;
-      for (int j = 0; j < kSum; ++j) sum += v[j];
-      sums[i] = sum;
-    }
-    for (int r = 0; r < m; ++r) exact.push_back({x + (size_t)r * k, &sums[(size_t)r * (k / kSum)]});
-  }
-};
+}
 
 struct Weight {
   const uint8_t* tiles;
@@ -352,8 +347,8 @@ struct Weight {
 // Work on the tiles of one call, shared with the helpers, who may come after it is over.
 struct Job {
   std::vector<Weight> weights;
-  const Prepared* x;
-  bool integer;
+  const IntegerGroup* integer;  // one of the two
+  const FloatGroup* exact;
   int m, k;
   int64_t total, piece, pieces;
   std::atomic<int64_t> next{0}, done{0};
@@ -368,14 +363,17 @@ struct Job {
   void one(int64_t t) {
     const Weight* w = weights.data();
     for (; t >= w->count; ++w) t -= w->count;
-    const Kind& kind = *w->kind;
-    const uint8_t* tile = w->tiles + t * (k / kind.values) * kind.bytes;
-    float* out = w->out + t * kTile;
+    const uint8_t* tile = w->tiles + t * (k / w->kind->values) * w->kind->bytes;
     int width = (int)std::min<int64_t>(kTile, w->outputs - t * kTile);
-    if (integer)
-      kind.integer(tile, x->integer.data(), m, k, out, w->outputs, width);
-    else
-      kind.exact(tile, x->exact.data(), m, k, out, w->outputs, width);
+    for (int first = 0, rows; first < m; first += rows) {
+      rows = panel_rows(m - first);
+      int64_t groups = (int64_t)first * (k / kGroup);
+      float* out = w->out + first * w->outputs + t * kTile;
+      if (integer)
+        w->kind->integer(tile, integer + groups, rows, k, out, w->outputs, width);
+      else
+        w->kind->exact(tile, exact + groups, rows, k, out, w->outputs, width);
+    }
   }
 };
 
@@ -392,7 +390,7 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::Rem
   auto x = arguments.get<ffi::Buffer<ffi::F32>>(0);
   if (!x.has_value() || x->dimensions().size() != 2) return ffi::Error::InvalidArgument("x must be float32 [m, k]");
   auto job = std::make_shared<Job>();
-  job->m = (int)x->dimensions()[0], job->k = (int)x->dimensions()[1], job->integer = integer, job->total = 0;
+  job->m = (int)x->dimensions()[0], job->k = (int)x->dimensions()[1], job->total = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < kinds.size(); ++i) {
     auto tiles = arguments.get<ffi::Buffer<ffi::U8>>(i + 1);
@@ -407,11 +405,12 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::Rem
     job->total += count;
     bytes += tiles->element_count();
   }
-  static thread_local Prepared prepared;
-  integer ? prepared.integers(x->typed_data(), job->m, job->k) : prepared.floats(x->typed_data(), job->m, job->k);
-  job->x = &prepared;
+  static thread_local std::vector<IntegerGroup> integers;
+  static thread_local std::vector<FloatGroup> floats;
+  integer ? prepare(x->typed_data(), job->m, job->k, &integers) : prepare(x->typed_data(), job->m, job->k, &floats);
+  job->integer = integer ? integers.data() : nullptr, job->exact = floats.data();
   int64_t tile_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, job->total));
-  job->piece = std::max<int64_t>(1, kPieceBytes / tile_bytes / std::max(1, job->m / kRows));
+  job->piece = std::max<int64_t>(1, kPieceBytes / tile_bytes / std::max(1, job->m / 8));
   job->pieces = (job->total + job->piece - 1) / job->piece;
   int64_t helpers = std::min<int64_t>(pool.num_threads() - 1, job->pieces - 1);
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->run(); });
