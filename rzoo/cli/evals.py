@@ -111,12 +111,11 @@ def _running(task: Any, done: int, every: int, samples: Iterable[Any]) -> None:
 def _line(result: Any) -> str:
     """What people want to know first, and what would make it worth less."""
     main, about = result.scores["accuracy"], result.scores
-    low, high = main.interval
     wrong = {"unparsed": "unparsed_rate", "truncated": "truncated_rate", "without room": "no_room_rate"}
     told = [f"{about[name].mean:.0%} {words}" for words, name in wrong.items() if about[name].mean]
     told += [f"{about['output_tokens'].mean:.0f} tokens"] if about["output_tokens"].mean else []
     told.append(f"{about['seconds'].mean:.0f} s")
-    return f"{result.run.task.name:12} {main}  95 % {low:.2f} to {high:.2f}  n {main.n}  ({', '.join(told)})"
+    return f"{result.run.task.name:12} {main}  ({', '.join(told)})"
 
 
 def _list_tasks(as_json: bool) -> None:
