@@ -1,7 +1,7 @@
 """What a run's samples come to: each score with its n, error and interval, and what went wrong how often."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,11 +41,12 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """For a program; what is not known is null."""
-        scores, groups = ({name: _plain(value) for name, value in of.items()} for of in (self.scores, self.groups))
+        scores, groups = ({name: plain(value) for name, value in of.items()} for of in (self.scores, self.groups))
         return {"name": self.run.name, **self.run.about, "scores": scores, "groups": groups}
 
 
-def _plain(value: Estimate) -> dict[str, Any]:
+def plain(value: Estimate) -> dict[str, Any]:
+    """An estimate for JSON, which has no NaN."""
     return {name: None if number is None or math.isnan(number) else number for name, number in asdict(value).items()}
 
 
@@ -133,6 +134,6 @@ def groups(run: Run) -> dict[str, Estimate]:
     }
 
 
-def scores_by_question(run: Run) -> dict[str, Sequence[float]]:
+def scores_by_question(run: Run) -> dict[Hashable, Sequence[float]]:
     """The main score of each sample of each question, for pairs of runs."""
     return {samples[0].id: [sample.score for sample in samples] for samples in run.samples}
