@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rzoo.core import RzooError
+from rzoo.evals.estimates import Estimate, estimate, paired_difference
 from rzoo.evals.run import Run
-from rzoo.evals.statistics import Estimate, estimate, paired_difference
 from rzoo.evals.summary import scores_by_question
 
 Scores = Mapping[Hashable, Sequence[float]]  # of the samples of a question, by its id
@@ -127,4 +127,4 @@ def _drawn_depths(by_depth: Sequence[np.ndarray]) -> np.ndarray:
     """Solved depths where the questions of each depth are drawn with replacement, RESAMPLES times."""
     rng = np.random.default_rng(0)
     shares = np.stack([of[rng.integers(len(of), size=(RESAMPLES, len(of)))].mean(axis=1) for of in by_depth], axis=1)
-    return np.asarray([solved_depth(row) for row in shares], float)
+    return np.asarray([solved_depth(row.tolist()) for row in shares], float)

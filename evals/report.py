@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from rzoo.evals.statistics import Estimate
+from rzoo.evals.estimates import Estimate
 from rzoo.evals.summary import Result
 
 HEADINGS = ("task", "score", "95 %", "n", "samples", "unparsed", "truncated", "tokens", "seconds", "asked as")

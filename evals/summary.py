@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rzoo.evals.run import Run
-from rzoo.evals.samples import Sample
-from rzoo.evals.statistics import (
+from rzoo.evals.estimates import (
     Estimate,
     brier,
     calibration_error,
@@ -18,6 +16,8 @@ from rzoo.evals.statistics import (
     majority_at_k,
     pass_at_k,
 )
+from rzoo.evals.run import Run
+from rzoo.evals.samples import Sample
 
 # What is said of every sample, whatever its task.
 OF_A_SAMPLE: dict[str, Callable[[Sample], float]] = {

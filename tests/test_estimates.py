@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rzoo.core import RzooError
-from rzoo.evals import statistics
-from rzoo.evals.statistics import (
+from rzoo.evals.estimates import (
     brier,
     calibration_error,
     estimate,
