@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rzoo.checkpoint.training import save as save
     from rzoo.compile.autotune import tune as tune
     from rzoo.compile.plan import Plan as Plan, plan as plan
+    from rzoo.compile.quantize import quantize as quantize
     from rzoo.core import RzooError as RzooError
     from rzoo.engine.generate import generate as generate, stream as stream
     from rzoo.engine.prompts import prompt_ids as prompt_ids
@@ -46,6 +47,7 @@ _PUBLIC = {
     "plan": "rzoo.compile.plan",
     "presets": "rzoo.catalog",
     "prompt_ids": "rzoo.engine.prompts",
+    "quantize": "rzoo.compile.quantize",
     "save": "rzoo.checkpoint.training",
     "score": "rzoo.engine.score",
     "stream": "rzoo.engine.generate",

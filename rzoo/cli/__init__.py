@@ -11,6 +11,8 @@ from rzoo.cli import (  # noqa: F401  (each adds its commands to the application
     files,
     machine,
     plans,
+    prune,
+    quantize,
     train,
 )
 from rzoo.cli.common import app

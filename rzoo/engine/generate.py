@@ -44,9 +44,9 @@ def generate(lm: LM, prompts: Any, **options: Any) -> Any:
     within 1e-4, which can turn a near tie. session: a rzoo.Session, for which the beginning that a prompt shares
     with the last one is not computed again (but with deterministic, since it would be in other chunks).
 
-    draft: a smaller model with the same vocabulary, or "lookup" for text that quotes itself; it guesses draft_tokens
-    (4) at a time, and the model checks them in one pass. The answer is the same in distribution, and greedy, but for
-    near ties, the same.
+    draft: a smaller model with the same vocabulary, "mtp" for the model's own module of multi-token prediction (load it
+    with mtp=True), or "lookup" for text that quotes itself; it guesses draft_tokens (4) at a time, and the model checks
+    them in one pass. The answer is the same in distribution, and greedy, but for near ties, the same.
 
     Ctrl-C ends the call with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a
     prompt that is empty, malformed or leaves no room in the context, and for an option that is unknown or out of range.

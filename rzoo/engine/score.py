@@ -132,7 +132,7 @@ def _continuation_ids(lm: LM, prompt: list[int], text: str | None, continuation:
 
 
 def token_scores(
-    logits: Float[Array, "b t v"], targets: Int[Array, "b t"]
+    logits: Float[Array, "b t v"], states: Any, targets: Int[Array, "b t"]
 ) -> tuple[Float[Array, "b t"], Bool[Array, "b t"]]:
     """The log-probability of each target, and whether it is the likeliest."""
     logprobs = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -140,7 +140,7 @@ def token_scores(
     return chosen, jnp.argmax(logits, axis=-1) == targets
 
 
-_first_scores = jax.jit(lambda logits, targets: token_scores(logits[:, None], targets))
+_first_scores = jax.jit(lambda logits, targets: token_scores(logits[:, None], None, targets))
 
 
 def _scores(lm: LM, prompts: State, wanted: Sequence[Sequence[int]], follows: Sequence[int]) -> list[Score]:
