@@ -110,7 +110,7 @@ def depth_ratio(first: Run, second: Run) -> Estimate:
     return _told(depths[1] / max(depths[0], 1), drawn, second)
 
 
-def _told(value: float, drawn: np.ndarray, run: Run) -> Estimate:
+def _told(value: float | int, drawn: np.ndarray, run: Run) -> Estimate:
     low, high = np.quantile(drawn, (0.025, 0.975))
     questions = len(run.instances)
     return Estimate(float(value), float(drawn.std()), float(low), float(high), questions, questions)
