@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rzoo.core import RzooError
+from rzoo.evals import estimates
 from rzoo.evals.estimates import (
     brier,
     calibration_error,
