@@ -221,7 +221,7 @@ def _made(request: Mapping[str, Any], versions: Mapping[str, str | None], python
 def _figures(
     made: Any, held: list[Any], temp: int, compiled: Mapping[str, Any] | None
 ) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
-    """The figures of the fullest part, and its collectives; compiled: what its program is made of, where there is one."""
+    """The figures of the fullest part, and its collectives; compiled: of that program, None without one."""
     from rzoo.compile import modelled
 
     if compiled:
