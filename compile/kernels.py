@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rzoo.compile.precision import numerics_by_kind
+from rzoo.compile.sums import attend_in_sums, experts_in_sums
 from rzoo.core import RzooError, closest
 from rzoo.models.attention import attend, attend_in_blocks
 from rzoo.models.covering import AttendCovering, LatentAttendCovering
@@ -128,7 +129,9 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "stacked": {"unrolled": False, "stacked": True},
 }
 GPU_FORMS: Mapping[str, Mapping[str, Any]] = {
-    field: {"cudnn": LibraryAttention("cudnn")} for field in ("attend_prefill", "attend_decode")
+    "attend_prefill": {"cudnn": LibraryAttention("cudnn")},
+    "attend_decode": {"cudnn": LibraryAttention("cudnn"), "in sums": attend_in_sums},
+    "experts_cached": {"in sums": experts_in_sums},
 }
 
 

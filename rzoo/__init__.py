@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rzoo.engine.rows import Completion as Completion
     from rzoo.engine.score import Score as Score, score as score
     from rzoo.engine.session import Session as Session
+    from rzoo.evals.evaluate import evaluate as evaluate
     from rzoo.handle import LM as LM
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _PUBLIC = {
     "RzooError": "rzoo.core",
     "Score": "rzoo.engine.score",
     "Session": "rzoo.engine.session",
+    "evaluate": "rzoo.evals.evaluate",
     "export": "rzoo.checkpoint.save",
     "generate": "rzoo.engine.generate",
     "load": "rzoo.checkpoint.load",
