@@ -177,6 +177,13 @@ def _reading(weight: Any) -> np.ndarray:
 
 
 _divergence = jax.jit(lambda of, to: divergence(of, to).mean())
+
+
+def mean_divergence(of: Float[Array, "b t v"], to: Float[Array, "b t v"]) -> float:
+    """KL between the distributions of two logits, in nats a token; never below 0."""
+    return max(0.0, float(_divergence(of, to)))
+
+
 _mean_loss = jax.jit(lambda logits, ids: cross_entropy(logits[:, :-1], ids[:, 1:], jnp.ones(ids[:, 1:].shape)))
 
 
@@ -199,7 +206,7 @@ def losses_of(
         say("measuring cuts", number, len(measured))
         kept = select(lm.config, calibration.importance, move.applied(sizes_of(lm.config)))
         params = silenced(lm, calibration, {i: kept[i] for i in move.layers}, refit)
-        found[move] = max(0.0, float(_divergence(wanted, lm.with_params(params)(ids))))
+        found[move] = mean_divergence(wanted, lm.with_params(params)(ids))
     say("measuring cuts", len(measured), len(measured))
     return {move: _between(lm.config, move, found) for move in moves}
 
@@ -292,7 +299,7 @@ def _allocated(
 def _loss_of(lm: LM, calibration: Calibration, sizes: Sequence[Sizes], refit: bool) -> float:
     ids = calibration.rows[:MEASURED_ROWS]
     kept = dict(enumerate(select(lm.config, calibration.importance, sizes)))
-    return float(_divergence(lm(ids), lm.with_params(silenced(lm, calibration, kept, refit))(ids)))
+    return mean_divergence(lm(ids), lm.with_params(silenced(lm, calibration, kept, refit))(ids))
 
 
 def pruned_to(lm: LM, calibration: Calibration, sizes: Sequence[Sizes], *, refit: bool = True) -> Pruned:
