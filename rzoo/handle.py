@@ -4,6 +4,7 @@ It is no nnx.Module: a tokenizer on a module would be hashed into its GraphDef a
 `lm.module()` gives the module over the same arrays for research on it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
 from rzoo.models.rope import depends_on_length
 from rzoo.models.stacking import stacked_weights, unstack
+from rzoo.models.weights import held_as
 
 # Lengths to which ids are padded on the right, so that few programs serve all; longer ids run in chunks of the last.
 BUCKETS = (16, 64, 256, 1024)
@@ -72,7 +74,10 @@ class LM:
     @property
     def source(self) -> str:
         """What was loaded, from where and in which bits, in one line."""
-        held = getattr(self.params.get("embed"), "dtype", "no numbers")
+        sizes = Counter[str]()
+        for value in self.params.values():
+            sizes[held_as(value)] += sum(leaf.size for leaf in jax.tree.leaves(value))
+        held = max(sizes, key=lambda kind: sizes[kind], default="no numbers")
         return f"{self.about.source} ({self.about.bits} in the file, {held} in memory)"
 
     @property

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rzoo.checkpoint.huggingface import HFFolder, open_folder
 from rzoo.checkpoint.names import Match, Source, layer_of, match, without_mtp
 from rzoo.checkpoint.safetensors_file import TensorInfo
 from rzoo.checkpoint.training import find_step, open_step, read_step, target_for
+from rzoo.compile.quantize import Rules, Scheme, quantized, schemes_for
 from rzoo.core import DTYPES, RzooError
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
@@ -46,7 +47,8 @@ class Opened:
     float32 does not fit. fp8_bytes: what it takes held as "fp8", None where the file has no FP8 blocks.
     read_part(path, index, dtype): the part of a weight that slices of its logical axes name, reading little more; None
     where the file can be read by whole tensors only. read_all(paths, dtype, forms): the weights called so where the
-    forms place them, dtype None as stored; only a step of training has it, and it alone.
+    forms place them, dtype None as stored; only a step of training has it, and it alone. schemes: the weights that
+    read gives as Quantized, and how.
     """
 
     config: Any
@@ -62,6 +64,7 @@ class Opened:
     fp8_bytes: int | None = None
     read_part: Callable[[str, tuple[slice, ...], Any], np.ndarray] | None = None
     read_all: Callable[[Sequence[str], Any, Any], Params] | None = None
+    schemes: Mapping[str, Scheme] = field(default_factory=dict)
 
 
 def open_checkpoint(path: Path, *, mtp: bool = False) -> Opened:
@@ -208,6 +211,28 @@ def opened_step(path: Path, warnings: tuple[str, ...] = ()) -> Opened:
         warnings=warnings,
         read_all=read_all,
     )
+
+
+def quantizing(opened: Opened, weights: str | Rules | None, dtype: Any) -> Opened:
+    """The same checkpoint, whose read gives the weights quantized that rzoo.quantize would; a step stays as it is.
+
+    Raises RzooError for unknown schemes and patterns, and beside FP8 blocks that are to be kept.
+    """
+    if weights is None:
+        return opened
+    if dtype == "fp8":
+        fix = "leave one of the two out"
+        raise RzooError(f"weights ({weights}): dtype fp8 keeps the file's own codes", field="weights", fix=fix)
+    schemes = schemes_for(opened.config, weights)
+
+    def read(path: str, dtype: Any) -> Any:
+        value = opened.read(path, dtype)
+        if path not in schemes:
+            return value
+        return jax.tree.map(np.asarray, quantized(opened.config, path, value, schemes[path]))
+
+    whole = opened if opened.read_all is not None else replace(opened, read=read, read_part=None)
+    return replace(whole, schemes=schemes)
 
 
 def no_single_reads(*_: Any) -> Any:

@@ -277,7 +277,10 @@ def _parts(value: Any) -> dict[str, Any]:
 def _storage(params: Params) -> dict[str, Any]:
     """What rebuilds the weights that are no plain arrays."""
     quantized = {path: value for path, value in params.items() if isinstance(value, Quantized)}
-    return {path: {"block": value.block, "shape": value.shape} for path, value in quantized.items()}
+    return {
+        path: {"block": value.block, "shape": value.shape, "activations": value.activations}
+        for path, value in quantized.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -352,7 +355,8 @@ def _rebuilt(arrays: Mapping[str, Any], storage: Mapping[str, Any], path: Path) 
         if not {"codes", "scale"} <= set(parts):
             raise _damaged(path, f"{name} has no codes or no scale")
         block, shape = tuple(static["block"]), tuple(static["shape"])
-        out[name] = Quantized(parts["codes"], parts["scale"], parts.get("offset"), block, shape)
+        activations = static.get("activations")  # steps of before it was there have none
+        out[name] = Quantized(parts["codes"], parts["scale"], parts.get("offset"), block, shape, activations)
     return out
 
 
