@@ -4,7 +4,8 @@ TEXT: a file of paragraphs. The last sixth of them judges and is the same for al
 what calibrates, and what the random twin keeps. A line of JSON for each figure as it is found: perplexities of the
 parent, of greedy and uniform pruning and of a random twin of the greedy shapes, each with and without the fit of what
 stays; of modes that touch 20, 40 and 60 % fewer parameters, with seconds a token of decoding; seconds of decoding of
-parent and child in turns; and for the first seed, of the healed child and the healed twin.
+parent and child in turns; and for the first seed, of the healed child and the healed twin. With --model r1-tiny, which
+reads its own thoughts and no TEXT (-), solved depths.
 """
 
 from __future__ import annotations
@@ -102,6 +103,45 @@ def healing(lm: Any, made: dict[str, Any], learn: Any, judge: Any, steps: int) -
         told(healed=name, steps=steps, seconds=seconds, perplexity=float(np.exp(log_perplexity(child, judge))))
 
 
+def thoughts(lm: Any, seed: int, count: int = 96) -> Any:
+    """What a member of the lineage writes, prompts included, as rows of ids."""
+    import numpy as np
+
+    import rzoo
+    from rzoo.data.chains import chain
+    from rzoo.train.prune import LENGTH
+
+    rng = np.random.default_rng((seed, 7))
+    asked = [chain(rng, int(rng.integers(1, 11))).prompt for _ in range(count)]
+    made = rzoo.generate(lm, asked, max_new_tokens=80)
+    ids = [token for one in made for token in (*one.prompt_tokens, *one.tokens)]
+    return np.asarray(ids[: len(ids) // LENGTH * LENGTH], np.int32).reshape(-1, LENGTH)
+
+
+def depth(model: str, seeds: list[int], steps: int) -> None:
+    """Solved depth of r1-tiny, of its pruned child and of the random twin, before and after healing on thoughts."""
+    from lineage import accuracy, solved_depth
+
+    import rzoo
+    from rzoo.models.registry import count_parameters
+    from rzoo.train.heal import heal
+    from rzoo.train.prune import calibrate, prune
+
+    lm = rzoo.load(model, dtype="float32", record=False)
+    solved = lambda one: [accuracy(one, n) for n in range(1, 13)]  # noqa: E731
+    told(parent=solved_depth(found := solved(lm)), accuracies=found)
+    limit = int(KEEP * count_parameters(lm.config))
+    for seed in seeds:
+        rows = thoughts(lm, seed)
+        data = calibrate(lm, rows)
+        for method in ("greedy", "random"):
+            child = prune(lm, data, limit, method=method, refit=method == "greedy", seed=seed)
+            share = count_parameters(child.lm.config) / count_parameters(lm.config)
+            told(seed=seed, method=method, share=share, sizes=str(child.sizes), solved=solved_depth(solved(child.lm)))
+            healed = heal(child.lm, lm, rows, steps, batch=16, peak=1e-3)
+            told(seed=seed, method=method, healed=solved_depth(found := solved(healed)), accuracies=found)
+
+
 def main() -> None:
     """Runs what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -111,6 +151,9 @@ def main() -> None:
     parser.add_argument("--heal", type=int, default=0)
     parser.add_argument("--modes", action="store_true")
     asked = parser.parse_args()
+    if asked.model.startswith("r1-"):
+        depth(asked.model, asked.seeds, asked.heal or 200)
+        return
 
     import numpy as np
 

@@ -90,7 +90,7 @@ def config_of(config: Any, sizes: Sequence[Sizes]) -> Any:
             return replace(config, layers=len(layers), heads=heads, kv_heads=first.groups, ffn_width=first.channels)
         if config.qkv_bias or config.output_bias or config.mlp_bias:
             words = f"a {config.kind} model with biases must have equal layers: nemotron-nas has none"
-            raise RzooError(words, field="sizes", fix="prune it uniformly")
+            raise RzooError(words, field="sizes", fix="prune it uniformly (--method uniform)")
     return as_blocks(config, blocks_of(config, sizes), heads)
 
 
@@ -161,7 +161,7 @@ def dense_params(config: Any, params: Params) -> Params:
 def cut(config: Any, params: Params, kept: Sequence[Kept]) -> tuple[Any, Params]:
     """The smaller model: its config, and its weights as slices of the parent's (per-layer arrays)."""
     sizes = [k.sizes for k in kept]
-    new, layers, params = config_of(config, sizes), remaining(config, sizes), dense_params(config, params)
+    new, layers = config_of(config, sizes), remaining(config, sizes)
     out: Params = {}
     for path, (axes, shape) in abstract_weights(new).items():
         old, layer = of_parent(path, layers)
