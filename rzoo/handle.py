@@ -114,7 +114,8 @@ class LM:
         to each expert, [b, t, e]), "load" (tokens of each expert, [e]), "chosen" (positions that sparse attention
         keeps, [b, t, n], -1 for none; nothing where all are kept), "touched" (keys that covering attention reads for
         each query, [b, k, t]), "channels" (of a gated feed-forward, [b, t, f]), "heads" (what grouped attention gives,
-        [b, t, h, c]). Outside of a trace the program of the ids' bucket is compiled once and kept; inside
+        [b, t, h, c]), "gathered" (the channels of a feed-forward that reads few, [b, t, n]).
+        Outside of a trace the program of the ids' bucket is compiled once and kept; inside
         jax.grad, vmap or jit this is a plain function. Give jit the handle as an argument,
         `jax.jit(lambda lm, ids: lm(ids))(lm, ids)`: one that it closes over is compiled in as constants.
         Raises RzooError for ids that are no [b, t] of vocabulary ids.
