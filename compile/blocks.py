@@ -243,14 +243,12 @@ def multiply(x: Array, weights: Sequence[BlockQuantized], depth: int, numerics: 
     return [p.reshape(*lead, *w.shape[: len(w.shape) - depth]) for p, w in zip(wide, weights, strict=True)]
 
 
-def by_kernel(
-    x: Array, tiles: Sequence[Array], weights: Sequence[BlockQuantized], name: str = native.MULTIPLY
-) -> list[Array]:
+def by_kernel(x: Array, tiles: Sequence[Array], weights: Sequence[BlockQuantized], suffix: str = "") -> list[Array]:
     """x [m, k] by each of the weights, whose tiles are given: float32 [m, n] each, from one call of the kernel."""
     results = [jax.ShapeDtypeStruct((len(x), weight.outputs), jnp.float32) for weight in weights]
     order = list(KINDS)
     kinds = np.array([order.index(weight.kind) for weight in weights], np.int32)
-    call = jax.ffi.ffi_call(name, results)
+    call = jax.ffi.ffi_call(f"rzoo_multiply{suffix}", results)
     return list(call(jnp.asarray(x, jnp.float32), *tiles, kinds=kinds, integer=weights[0].integer))
 
 

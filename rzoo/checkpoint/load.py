@@ -14,7 +14,7 @@ from rzoo.checkpoint.opened import Opened, open_checkpoint
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.checkpoint.training import chosen_paths
 from rzoo.compile.aot import use_compile_cache
-from rzoo.compile.kernels import default_forms, policy_forms
+from rzoo.compile.kernels import attend_native, default_forms, policy_forms
 from rzoo.compile.precision import bound_of
 from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
@@ -77,6 +77,8 @@ def load(
     held = choose_dtype(opened, dtype, located.name, on_mesh(default_forms(Numerics())).place)
     bound = bound_of(policy, kl)
     forms = on_mesh(policy_forms(policy, _dense_type(opened, held)))
+    if held == "file":
+        forms = replace(forms, attend_decode=attend_native)
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
         for line in (
