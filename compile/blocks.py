@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rzoo.compile import native
+from rzoo.models.registry import Params
 from rzoo.models.weights import Numerics, Quantized, dense_product
 
 TILE = 16  # rows
@@ -227,6 +228,14 @@ def _of_parts(kind: str, parts: Fields, shape: tuple[int, ...]) -> Quantized:
     size = values // scales.shape[-1]
     flat = lambda a: a.reshape(n, -1)  # noqa: E731
     return Quantized(flat(codes), flat(scales), None if minima is None else flat(minima), (1, size), shape)
+
+
+def with_integers(params: Params) -> Params:
+    """`params` whose weights in blocks may be multiplied with activations rounded to 8 bits, by kernels that do so."""
+    return {
+        path: replace(value, integer=True) if isinstance(value, BlockQuantized) else value
+        for path, value in params.items()
+    }
 
 
 def multiply(x: Array, weights: Sequence[BlockQuantized], depth: int, numerics: Numerics) -> list[Array]:
