@@ -117,7 +117,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("lineage"))
     asked = parser.parse_args()
     seeds = range(asked.seeds)
-    runs = {name: [measured(name, asked.out, seed, asked.steps) for seed in seeds] for name in RECIPES}
+    by_seed = [{name: measured(name, asked.out, seed, asked.steps) for name in RECIPES} for seed in seeds]
+    runs = {name: [found[name] for found in by_seed] for name in RECIPES}
     found = summary(runs, [unbalanced(asked.out, seed, asked.steps) for seed in seeds])
     (asked.out / "lineage.json").write_text(json.dumps({"figures": found, "runs": runs}, indent=2))
     print("| figure | median of the seeds | lowest | highest |\n|---|---|---|---|")

@@ -144,9 +144,9 @@ class BlockQuantized:
         return cls(tiled(kind, rows), kind, shape, integer)
 
     @property
-    def dtype(self) -> str:
-        """What the weight is held in, in words for people."""
-        return self.kind
+    def held_as(self) -> str:
+        """For models.weights.held_as: its kind, and what it is multiplied with."""
+        return f"{self.kind} by 8 bits" if self.integer else self.kind
 
     @property
     def nbytes(self) -> int:
@@ -230,10 +230,10 @@ def _of_parts(kind: str, parts: Fields, shape: tuple[int, ...]) -> Quantized:
     return Quantized(flat(codes), flat(scales), None if minima is None else flat(minima), (1, size), shape)
 
 
-def with_integers(params: Params) -> Params:
-    """`params` whose weights in blocks may be multiplied with activations rounded to 8 bits, by kernels that do so."""
+def with_integers(params: Params, integer: bool) -> Params:
+    """`params`, where kernels may, or may not, round to 8 bits what they multiply weights in blocks with."""
     return {
-        path: replace(value, integer=True) if isinstance(value, BlockQuantized) else value
+        path: replace(value, integer=integer) if isinstance(value, BlockQuantized) else value
         for path, value in params.items()
     }
 

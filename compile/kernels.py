@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from rzoo.compile import native
 from rzoo.compile.precision import numerics_by_kind
+from rzoo.compile.sums import attend_in_sums, experts_in_sums
 from rzoo.core import RzooError, closest
 from rzoo.models.attention import attend, attend_in_blocks
 from rzoo.models.covering import AttendCovering, LatentAttendCovering
@@ -150,7 +151,9 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "stacked": {"unrolled": False, "stacked": True},
 }
 GPU_FORMS: Mapping[str, Mapping[str, Any]] = {
-    field: {"cudnn": LibraryAttention("cudnn")} for field in ("attend_prefill", "attend_decode")
+    "attend_prefill": {"cudnn": LibraryAttention("cudnn")},
+    "attend_decode": {"cudnn": LibraryAttention("cudnn"), "in sums": attend_in_sums},
+    "experts_cached": {"in sums": experts_in_sums},
 }
 
 
@@ -189,7 +192,9 @@ def form_named(field: str, name: str) -> Any:
 
 
 def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str, dict[str, Any]]:
-    """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone."""
+    """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone, in the
+    cache, too.
+    """
     names = {path.rpartition(".")[2] for path in abstract_weights(config)}
     used = {"attend_": "k" in names, "latent_": "key_up" in names, "experts_": "expert_gate" in names}
     used |= dict.fromkeys(("choose", "sparse_"), "head_weight" in names)
@@ -198,7 +203,7 @@ def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str,
         for field, forms in FORMS.items()
         if next((there for prefix, there in used.items() if field.startswith(prefix)), True)
     }
-    if platform == "gpu" and numerics.compute != "float32":
+    if platform == "gpu" and numerics.compute != "float32" and numerics.cache != "int8":
         for field in found.keys() & GPU_FORMS.keys():
             found[field] |= GPU_FORMS[field]
     return found

@@ -35,6 +35,11 @@ def title(plan: Plan) -> str:
     )
 
 
+def line(plan: Plan) -> str:
+    """Whether a plan fits, in one line."""
+    return f"{title(plan)}; {verdict(plan)} ({plan.figures['peak'].basis})"
+
+
 def words(plan: Plan) -> str:
     """All of a plan as lines of text."""
     lines = [title(plan), verdict(plan)]

@@ -112,7 +112,7 @@ def form_fields(choice: Choice) -> dict[str, Any]:
 
 def key_of(lm: Any) -> dict[str, Any]:
     """What a record of this handle is valid for, of JSON's types."""
-    held = Counter(str(getattr(v, "dtype", type(v).__name__)) for v in plain(unstack(lm.config, lm.params)).values())
+    held = Counter(weights.held_as(value) for value in plain(unstack(lm.config, lm.params)).values())
     return {
         "model": _digest(repr(lm.config).encode()),
         "policy": lm.policy,

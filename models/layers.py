@@ -60,6 +60,7 @@ class GatedMLP(nnx.Module):
         gate, up = contract_together("btd,fd->btf", x, (self.gate, self.up), numerics)
         gate, up = plus(gate, self.gate_bias), plus(up, self.up_bias)
         hidden = self.forms.place(jax.nn.silu(gate) * up, "btf")
+        self.forms.observe(self, "channels", lambda: hidden)
         return plus(self.down.contract("btf,df->btd", hidden, numerics), self.down_bias)
 
 
@@ -115,6 +116,7 @@ class GroupedAttention(nnx.Module):
         if hasattr(attend, "touched"):
             self.forms.observe(self, "touched", lambda: attend.touched(q, keys, values, starts, self.scale, own))
         mixed = self.forms.place(attend(q, keys, values, starts, self.scale, own).astype(numerics.compute), "bthc")
+        self.forms.observe(self, "heads", lambda: mixed)
         out = self.output.contract("bthc,dhc->btd", mixed, numerics)
         return plus(out, self.output_bias), slot_out
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,13 +11,14 @@ import jax
 import numpy as np
 
 from rzoo.checkpoint.names import mtp_copies
-from rzoo.checkpoint.opened import Opened, open_checkpoint
+from rzoo.checkpoint.opened import Opened, open_checkpoint, quantizing
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.checkpoint.training import chosen_paths
 from rzoo.compile.aot import use_compile_cache
-from rzoo.compile.blocks import with_integers
+from rzoo.compile.blocks import BlockQuantized, with_integers
 from rzoo.compile.kernels import attend_native, default_forms, policy_forms
 from rzoo.compile.precision import bound_of
+from rzoo.compile.quantize import Rules, quantize, quantized_bytes, with_cache
 from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
 from rzoo.formats import TEMPLATES, family_of, thinking_of
@@ -49,6 +51,8 @@ def load(
     kv: str = "split",
     only: str | None = None,
     mtp: bool = False,
+    weights: str | Rules | None = None,
+    cache: str | None = None,
     kl: float | None = None,
     record: bool = True,
     quiet: bool = False,
@@ -66,21 +70,22 @@ def load(
     the file by itself. rules: such as "tensor×data" (x will do); None are those with the mesh's axes. kv: as in
     sharding.place. only: a part of the weights, such as "layers.0-3,embed"; the handle can't compute with less than
     all. mtp: with the module of multi-token prediction, which drafts tokens; else its tensors are skipped.
-    A step is held as it was saved where dtype is None. record: apply the tuning record that rzoo.tune kept for
-    exactly this model, policy and machine, and say so. One line on what will be loaded goes to stderr before weights
-    are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
+    weights, cache: as rzoo.quantize takes them, such as "int4:g32"; each weight is quantized when it has been read, so
+    that one at a time is held wide. A step is held as it was saved where dtype is None. record: apply the tuning record
+    that rzoo.tune kept for exactly this model, policy and machine, and say so. One line on what will be loaded goes to
+    stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
     """
     join_processes()
     located = locate(source)
-    opened = open_checkpoint(located.path, mtp=mtp)
+    opened = quantizing(open_checkpoint(located.path, mtp=mtp), weights, dtype)
     _check_preset(located, opened.config)
     wanted, chosen = _mesh_for(opened, mesh, rules)
     on_mesh = lambda forms: forms_for(opened.config, *wanted, forms, kv=kv) if wanted else forms  # noqa: E731
     held = choose_dtype(opened, dtype, located.name, on_mesh(default_forms(Numerics())).place)
     bound = bound_of(policy, kl)
-    forms = on_mesh(policy_forms(policy, _dense_type(opened, held)))
-    if held == "file":
-        forms = replace(forms, attend_decode=attend_native)
+    forms = policy_forms(policy, _dense_type(opened, held))
+    forms = on_mesh(forms if cache is None else with_cache(opened.config, forms, cache))
+    policy = policy if cache is None else "fast"
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
         for line in (
@@ -92,10 +97,13 @@ def load(
             print(f"rzoo: {line}", file=sys.stderr)
     as_saved = opened.read_all is not None and dtype is None
     params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
-    if held == "file" and policy == "fast":
-        params = with_integers(params)
+    if cache is None and any(isinstance(value, BlockQuantized) for value in params.values()):
+        forms = replace(forms, attend_decode=attend_native)
+        params = with_integers(params, policy == "fast")
     whole = getattr(forms.place, "mesh", None)
     lm = LM(opened.config, params, forms, policy, _about(located, opened), whole, bound=bound)
+    if weights is not None and opened.read_all is not None:
+        lm = quantize(lm, weights)
     return _tuned(lm, quiet) if record and only is None else lm
 
 
@@ -195,7 +203,9 @@ def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> st
 
 
 def held_bytes(opened: Opened, held: str) -> int:
-    """Bytes of all weights held in the type that choose_dtype gave."""
+    """Bytes of all weights held in the type that choose_dtype gave, those of opened.schemes as these say."""
+    if opened.schemes:
+        return quantized_bytes(opened.config, opened.schemes, held)
     return opened.kept[held] if held in KEPT else weight_bytes(opened.config, held)
 
 
@@ -209,6 +219,8 @@ def needed_bytes(opened: Opened, held: str, place: Any) -> int:
     if not isinstance(place, Placement | Pipeline):
         return held_bytes(opened, held)
     on_one = device_bytes(opened.config, _dense_type(opened, held), place)
+    if opened.schemes:  # in about the proportion of the whole
+        on_one = on_one * held_bytes(opened, held) // weight_bytes(opened.config, held)
     local = [d for d in place.mesh.devices.flat if d.process_index == jax.process_index()]
     return on_one * len(local) if jax.default_backend() == "cpu" else on_one
 
@@ -222,6 +234,8 @@ def peak_bytes(opened: Opened, held: str, place: Any) -> int:
 def _announcement(located: Located, opened: Opened, held: str, place: Any) -> str:
     count = count_parameters(opened.config)
     size, peak = in_gib(held_bytes(opened, held)), in_gib(peak_bytes(opened, held, place))
+    kinds = Counter(map(str, opened.schemes.values())).most_common()
+    held = ", ".join([*(name for name, _ in kinds), f"the rest {held}"]) if kinds else held
     stored = f"{opened.bits} in the file, {held} in memory ({size}, at most {peak} while loading)"
     return f"loading {located.name}: {count:,} parameters, {stored}"
 

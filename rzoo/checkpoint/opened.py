@@ -16,6 +16,7 @@ from rzoo.checkpoint.names import Match, Source, layer_of, match, without_mtp
 from rzoo.checkpoint.safetensors_file import TensorInfo
 from rzoo.checkpoint.training import find_step, open_step, read_step, target_for
 from rzoo.compile.blocks import KINDS, TILE, BlockQuantized
+from rzoo.compile.quantize import Rules, Scheme, quantized, schemes_for
 from rzoo.core import DTYPES, RzooError
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
@@ -48,7 +49,8 @@ class Opened:
     type to hold it in where float32 does not fit.
     read_part(path, index, dtype): the part of a weight that slices of its logical axes name, reading little more; None
     where the file can be read by whole tensors only. read_all(paths, dtype, forms): the weights called so where the
-    forms place them, dtype None as stored; only a step of training has it, and it alone.
+    forms place them, dtype None as stored; only a step of training has it, and it alone. schemes: the weights that
+    read gives as Quantized, and how.
     """
 
     config: Any
@@ -64,6 +66,7 @@ class Opened:
     kept: Mapping[str, int] = field(default_factory=dict)
     read_part: Callable[[str, tuple[slice, ...], Any], np.ndarray] | None = None
     read_all: Callable[[Sequence[str], Any, Any], Params] | None = None
+    schemes: Mapping[str, Scheme] = field(default_factory=dict)
 
 
 def open_checkpoint(path: Path, *, mtp: bool = False) -> Opened:
@@ -210,6 +213,28 @@ def opened_step(path: Path, warnings: tuple[str, ...] = ()) -> Opened:
         warnings=warnings,
         read_all=read_all,
     )
+
+
+def quantizing(opened: Opened, weights: str | Rules | None, dtype: Any) -> Opened:
+    """The same checkpoint, whose read gives the weights quantized that rzoo.quantize would; a step stays as it is.
+
+    Raises RzooError for unknown schemes and patterns, and beside blocks of the file that are to be kept.
+    """
+    if weights is None:
+        return opened
+    if dtype in opened.kept:
+        fix = "leave one of the two out"
+        raise RzooError(f"weights ({weights}): dtype {dtype} keeps the file's own codes", field="weights", fix=fix)
+    schemes = schemes_for(opened.config, weights)
+
+    def read(path: str, dtype: Any) -> Any:
+        value = opened.read(path, dtype)
+        if path not in schemes:
+            return value
+        return jax.tree.map(np.asarray, quantized(opened.config, path, value, schemes[path]))
+
+    whole = opened if opened.read_all is not None else replace(opened, read=read, read_part=None)
+    return replace(whole, schemes=schemes)
 
 
 def no_single_reads(*_: Any) -> Any:

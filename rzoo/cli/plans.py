@@ -28,6 +28,7 @@ def plan(
     requests_per_day: Annotated[int | None, typer.Option(min=1, help="Tell replicas for so many requests.")] = None,
     tokens_in: Annotated[int, typer.Option(min=1, help="Tokens of a request.")] = 1000,
     tokens_out: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 500,
+    short: Annotated[bool, typer.Option("--short", help="One line: whether it fits.")] = False,
     install_aot: Annotated[bool, typer.Option("--install-aot", help="Make .venv-aot, which compiles.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +54,8 @@ def plan(
     if as_json:
         found = plans[0].to_json() | ({"demand": vars(needed)} if needed else {})
         print_json(found | ({"compared": [one.to_json() for one in plans[1:]]} if compare else {}))
+    elif short:
+        print(plan_words.line(plans[0]))
     else:
         print(plan_words.words(plans[0]))
         if needed:
