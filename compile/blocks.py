@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rzoo.compile import native
+from rzoo.models.registry import Params
 from rzoo.models.weights import Numerics, Quantized, dense_product
 
 TILE = 16  # rows
@@ -143,9 +144,9 @@ class BlockQuantized:
         return cls(tiled(kind, rows), kind, shape, integer)
 
     @property
-    def dtype(self) -> str:
-        """What the weight is held in, in words for people."""
-        return self.kind
+    def held_as(self) -> str:
+        """For models.weights.held_as: its kind, and what it is multiplied with."""
+        return f"{self.kind} by 8 bits" if self.integer else self.kind
 
     @property
     def nbytes(self) -> int:
@@ -229,6 +230,14 @@ def _of_parts(kind: str, parts: Fields, shape: tuple[int, ...]) -> Quantized:
     return Quantized(flat(codes), flat(scales), None if minima is None else flat(minima), (1, size), shape)
 
 
+def with_integers(params: Params, integer: bool) -> Params:
+    """`params`, where kernels may, or may not, round to 8 bits what they multiply weights in blocks with."""
+    return {
+        path: replace(value, integer=integer) if isinstance(value, BlockQuantized) else value
+        for path, value in params.items()
+    }
+
+
 def multiply(x: Array, weights: Sequence[BlockQuantized], depth: int, numerics: Numerics) -> list[Array]:
     """x, whose last `depth` axes are inputs, by each of the weights, in `numerics.accumulate`."""
     lead, k = x.shape[: x.ndim - depth], weights[0].columns
@@ -243,14 +252,12 @@ def multiply(x: Array, weights: Sequence[BlockQuantized], depth: int, numerics: 
     return [p.reshape(*lead, *w.shape[: len(w.shape) - depth]) for p, w in zip(wide, weights, strict=True)]
 
 
-def by_kernel(
-    x: Array, tiles: Sequence[Array], weights: Sequence[BlockQuantized], name: str = native.MULTIPLY
-) -> list[Array]:
+def by_kernel(x: Array, tiles: Sequence[Array], weights: Sequence[BlockQuantized], suffix: str = "") -> list[Array]:
     """x [m, k] by each of the weights, whose tiles are given: float32 [m, n] each, from one call of the kernel."""
     results = [jax.ShapeDtypeStruct((len(x), weight.outputs), jnp.float32) for weight in weights]
     order = list(KINDS)
     kinds = np.array([order.index(weight.kind) for weight in weights], np.int32)
-    call = jax.ffi.ffi_call(name, results)
+    call = jax.ffi.ffi_call(f"rzoo_multiply{suffix}", results)
     return list(call(jnp.asarray(x, jnp.float32), *tiles, kinds=kinds, integer=weights[0].integer))
 
 

@@ -8,10 +8,13 @@
 // AVX-512 VNNI, one for AVX2 and a portable one. The compiler is told the processor, so the choice is made when it runs.
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -26,6 +29,7 @@ namespace {
 constexpr int kTile = 16;   // rows of a tile: the lanes of a vector
 constexpr int kGroup = 32;  // activations with one scale
 constexpr int kSum = 16;    // activations of one sum
+constexpr int kAhead = 4096;  // bytes of a weight that are asked for before they are read
 
 using Floats = float __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
@@ -291,8 +295,10 @@ struct Q6_K {
 template <typename Block, int R, typename Group>
 void tile_by_rows(const uint8_t* tile, const Group* x, int k, float* out, int64_t stride, int width) {
   Floats total[R] = {};
-  for (int at = 0; at < k; at += Block::values, tile += Block::bytes, x += R * (Block::values / kGroup))
+  for (int at = 0; at < k; at += Block::values, tile += Block::bytes, x += R * (Block::values / kGroup)) {
+    for (int line = 0; line < Block::bytes; line += 64) __builtin_prefetch(tile + kAhead + line);
     Block::template multiply<R>(tile, x, total);
+  }
   for (int r = 0; r < R; ++r) std::memcpy(out + r * stride, &total[r], width * sizeof(float));
 }
 
@@ -344,23 +350,82 @@ struct Weight {
   int64_t outputs, count;  // rows of the weight, and its tiles
 };
 
-// Work on the tiles of one call, shared with the helpers, who may come after it is over.
+// Pieces of work, shared with helpers who may come after it is over.
 struct Job {
+  std::function<void(int64_t)> one;
+  int64_t pieces;
+  std::atomic<int64_t> next{0}, done{0};
+
+  void run() {
+    for (int64_t i; (i = next.fetch_add(1)) < pieces; done.fetch_add(1)) one(i);
+  }
+};
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Helpers are tasks of XLA's pool. Waking one takes as long as a small product, and the next product is a few
+// microseconds away, so that one which has nothing to do looks for another job for a while before it ends.
+class Helpers {
+ public:
+  void post(ffi::ThreadPool& pool, std::shared_ptr<Job> job, int64_t wanted) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = job;
+    }
+    posted_.fetch_add(1);
+    for (int64_t i = looking_.load(); i < wanted; ++i) pool.Schedule([this, job] { help(job); });
+  }
+
+ private:
+  static constexpr auto kPatience = std::chrono::microseconds(60);
+
+  void help(std::shared_ptr<Job> job) {
+    while (job) {
+      uint64_t seen = posted_.load();
+      job->run();
+      job = another(seen);
+    }
+  }
+
+  std::shared_ptr<Job> another(uint64_t seen) {
+    looking_.fetch_add(1);
+    auto until = std::chrono::steady_clock::now() + kPatience;
+    while (posted_.load() == seen && std::chrono::steady_clock::now() < until) pause();
+    looking_.fetch_sub(1);
+    std::lock_guard<std::mutex> lock(mutex_);
+    return posted_.load() == seen ? nullptr : job_;
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<Job> job_;
+  std::atomic<uint64_t> posted_{0};
+  std::atomic<int64_t> looking_{0};
+};
+
+// Calls one(0) to one(pieces - 1), on this thread and those of the pool; returns when all are done.
+void in_parallel(ffi::ThreadPool& pool, int64_t pieces, std::function<void(int64_t)> one) {
+  static auto* helpers = new Helpers;  // never destroyed: a helper may outlive main
+  auto job = std::make_shared<Job>();
+  job->one = std::move(one), job->pieces = pieces;
+  int64_t wanted = std::min<int64_t>(pool.num_threads(), pieces) - 1;
+  if (wanted > 0) helpers->post(pool, job, wanted);
+  job->run();
+  while (job->done.load(std::memory_order_acquire) < pieces) pause();
+}
+
+// x by several weights.
+struct Products {
   std::vector<Weight> weights;
   const IntegerGroup* integer;  // one of the two
   const FloatGroup* exact;
   int m, k;
-  int64_t total, piece, pieces;
-  std::atomic<int64_t> next{0}, done{0};
+  int64_t tiles;
 
-  void run() {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < pieces; done.fetch_add(1)) {
-      int64_t stop = std::min(total, (i + 1) * piece);
-      for (int64_t t = i * piece; t < stop; ++t) one(t);
-    }
-  }
-
-  void one(int64_t t) {
+  void one(int64_t t) const {
     const Weight* w = weights.data();
     for (; t >= w->count; ++w) t -= w->count;
     const uint8_t* tile = w->tiles + t * (k / w->kind->values) * w->kind->bytes;
@@ -377,20 +442,13 @@ struct Job {
   }
 };
 
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-constexpr int64_t kPieceBytes = 32 << 10;  // of weights that a thread takes at a time, where there are few rows
+constexpr int64_t kPieceBytes = 128 << 10;  // of weights that a thread takes at a time, where there are few rows
 
 ffi::Error multiply(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results,
                     ffi::Span<const int32_t> kinds, bool integer) {
   auto x = arguments.get<ffi::Buffer<ffi::F32>>(0);
   if (!x.has_value() || x->dimensions().size() != 2) return ffi::Error::InvalidArgument("x must be float32 [m, k]");
-  auto job = std::make_shared<Job>();
-  job->m = (int)x->dimensions()[0], job->k = (int)x->dimensions()[1], job->total = 0;
+  Products all{{}, nullptr, nullptr, (int)x->dimensions()[0], (int)x->dimensions()[1], 0};
   int64_t bytes = 0;
   for (size_t i = 0; i < kinds.size(); ++i) {
     auto tiles = arguments.get<ffi::Buffer<ffi::U8>>(i + 1);
@@ -399,23 +457,113 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::Rem
       return ffi::Error::InvalidArgument("each weight is uint8 tiles of a known kind, each result float32");
     const Kind& kind = kKinds[kinds[i]];
     int64_t outputs = (*out)->dimensions()[1], count = (outputs + kTile - 1) / kTile;
-    if (job->k % kind.values || (int64_t)tiles->element_count() != count * (job->k / kind.values) * kind.bytes)
+    if (all.k % kind.values || (int64_t)tiles->element_count() != count * (all.k / kind.values) * kind.bytes)
       return ffi::Error::InvalidArgument("tiles and x do not fit each other");
-    job->weights.push_back({tiles->typed_data(), &kind, (*out)->typed_data(), outputs, count});
-    job->total += count;
+    all.weights.push_back({tiles->typed_data(), &kind, (*out)->typed_data(), outputs, count});
+    all.tiles += count;
     bytes += tiles->element_count();
   }
   static thread_local std::vector<IntegerGroup> integers;
   static thread_local std::vector<FloatGroup> floats;
-  integer ? prepare(x->typed_data(), job->m, job->k, &integers) : prepare(x->typed_data(), job->m, job->k, &floats);
-  job->integer = integer ? integers.data() : nullptr, job->exact = floats.data();
-  int64_t tile_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, job->total));
-  job->piece = std::max<int64_t>(1, kPieceBytes / tile_bytes / std::max(1, job->m / 8));
-  job->pieces = (job->total + job->piece - 1) / job->piece;
-  int64_t helpers = std::min<int64_t>(pool.num_threads() - 1, job->pieces - 1);
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->run(); });
-  job->run();
-  while (job->done.load(std::memory_order_acquire) < job->pieces) pause();
+  integer ? prepare(x->typed_data(), all.m, all.k, &integers) : prepare(x->typed_data(), all.m, all.k, &floats);
+  all.integer = integer ? integers.data() : nullptr, all.exact = floats.data();
+  int64_t piece = std::max<int64_t>(1, kPieceBytes * all.tiles / std::max<int64_t>(1, bytes) / std::max(1, all.m / 8));
+  in_parallel(pool, (all.tiles + piece - 1) / piece, [&all, piece](int64_t i) {
+    for (int64_t t = i * piece; t < std::min(all.tiles, (i + 1) * piece); ++t) all.one(t);
+  });
+  return ffi::Error::Success();
+}
+
+// Sums of neighbours, of a and then of b: four rounds make one vector of the sums of sixteen.
+inline Floats pairs(Floats a, Floats b) {
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+// e^x for x <= 0: 2^whole * e^rest, the latter as a polynomial that is right to float's rounding.
+inline Floats exponential(Floats x) {
+  constexpr float kRound = 12582912.0f;
+  x = x < -87.0f ? Floats{} - 87.0f : x;
+  Floats shifted = x * 1.44269504f + kRound, whole = shifted - kRound;
+  Floats rest = (x - whole * 0.693145752f) - whole * 1.42860677e-6f;
+  Floats sum = rest * (1.0f / 5040) + 1.0f / 720;
+  for (float factor : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) sum = sum * rest + factor;
+  return bits<Floats>(bits<Ints>(sum) + ((bits<Ints>(shifted) - 0x4B400000) << 23));
+}
+
+// Attention of one query a row to the first starts + 1 keys: one key/value head and the `group` query heads it serves.
+struct Attention {
+  const float *q, *keys, *values;
+  const int32_t* starts;
+  float* out;
+  int64_t kv_heads, group, length, width, value_width;
+  float scale;
+
+  void one(int64_t i) const {
+    int64_t row = i / kv_heads, n = std::min<int64_t>(starts[row] + 1, length), padded = (n + kTile - 1) / kTile * kTile;
+    static thread_local std::vector<float> scores;
+    scores.resize(group * padded);
+    const float *own_q = q + i * group * width, *own_keys = keys + i * length * width;
+    for (int64_t g = 0; g < group; ++g)
+      for (int64_t s = 0; s < n; s += kTile) score(own_q + g * width, own_keys, s, &scores[g * padded + s]);
+    for (int64_t g = 0; g < group; ++g) {
+      float total = weigh(&scores[g * padded], n, padded);
+      mix(&scores[g * padded], n, values + i * length * value_width, 1.0f / total, out + (i * group + g) * value_width);
+    }
+  }
+
+  // Those of one query with the 16 keys from s on, of which the last ones may not count.
+  void score(const float* one_q, const float* own_keys, int64_t s, float* to) const {
+    Floats sums[kTile];
+    for (int i = 0; i < kTile; ++i) {
+      const float* key = own_keys + std::min(s + i, length - 1) * width;
+      sums[i] = Floats{};
+      for (int64_t c = 0; c < width; c += kTile) sums[i] += load<Floats>(one_q + c) * load<Floats>(key + c);
+    }
+    for (int count = kTile / 2; count; count /= 2)
+      for (int i = 0; i < count; ++i) sums[i] = pairs(sums[2 * i], sums[2 * i + 1]);
+    sums[0] *= scale;
+    std::memcpy(to, sums, sizeof(Floats));
+  }
+
+  // Scores become e^(score - largest); returns their sum.
+  static float weigh(float* scores, int64_t n, int64_t padded) {
+    for (int64_t s = n; s < padded; ++s) scores[s] = -INFINITY;
+    Floats top = load<Floats>(scores), total{};
+    for (int64_t s = kTile; s < padded; s += kTile) top = larger(top, load<Floats>(scores + s));
+    float largest = folded(top, larger<float>);
+    for (int64_t s = 0; s < padded; s += kTile) {
+      Floats weight = exponential(load<Floats>(scores + s) - largest);
+      for (int64_t i = std::max<int64_t>(0, n - s); i < kTile; ++i) weight[i] = 0;
+      std::memcpy(scores + s, &weight, sizeof(weight));
+      total += weight;
+    }
+    return folded(total, plus<float>);
+  }
+
+  void mix(const float* weights, int64_t n, const float* own_values, float factor, float* to) const {
+    for (int64_t z = 0; z < value_width; z += kTile) {
+      Floats even{}, odd{};
+      for (int64_t s = 0; s < n; s += 2) {
+        even += load<Floats>(own_values + s * value_width + z) * weights[s];
+        if (s + 1 < n) odd += load<Floats>(own_values + (s + 1) * value_width + z) * weights[s + 1];
+      }
+      Floats sum = (even + odd) * factor;
+      std::memcpy(to + z, &sum, sizeof(sum));
+    }
+  }
+};
+
+ffi::Error attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> keys,
+                  ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> starts, ffi::ResultBuffer<ffi::F32> out,
+                  float scale) {
+  auto of_q = q.dimensions(), of_keys = keys.dimensions(), of_values = values.dimensions();
+  if (of_q.size() != 3 || of_keys.size() != 4 || of_values.size() != 4 || of_q[1] % of_keys[1] ||
+      of_q[2] % kTile || of_values[3] % kTile)
+    return ffi::Error::InvalidArgument("q is [b, h, c], keys [b, k, s, c], values [b, k, s, z], c and z multiples of 16");
+  Attention all{q.typed_data(), keys.typed_data(), values.typed_data(), starts.typed_data(), out->typed_data(),
+                of_keys[1], of_q[1] / of_keys[1], of_keys[2], of_q[2], of_values[3], scale};
+  in_parallel(pool, of_q[0] * of_keys[1], [&all](int64_t i) { all.one(i); });
   return ffi::Error::Success();
 }
 
@@ -428,3 +576,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(rzoo_multiply, multiply,
                                   .RemainingRets()
                                   .Attr<ffi::Span<const int32_t>>("kinds")
                                   .Attr<bool>("integer"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(rzoo_attend, attend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("scale"));

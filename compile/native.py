@@ -26,7 +26,7 @@ SOURCE = "native.cc"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-Wno-psabi")
 TIME_LIMIT = 300  # seconds that a build may take
-MULTIPLY = "rzoo_multiply"  # name of the symbol, and in programs
+KERNELS = ("rzoo_multiply", "rzoo_attend")  # symbols of a library, and names in programs
 
 
 @lru_cache(maxsize=1)
@@ -82,10 +82,11 @@ def is_sound(path: Path) -> bool:
         return False
 
 
-def register(path: Path, name: str = MULTIPLY) -> None:
-    """Loads a library and makes its kernels known to XLA under this name."""
+def register(path: Path, suffix: str = "") -> None:
+    """Loads a library and makes its kernels known to XLA by their names and this suffix."""
     loaded = ctypes.CDLL(str(path))
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(loaded, MULTIPLY)), platform="cpu")
+    for name in KERNELS:
+        jax.ffi.register_ffi_target(name + suffix, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu")
 
 
 def _source() -> bytes:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -140,3 +141,18 @@ def test_the_files_own_blocks_are_refused_where_there_are_none(tmp_path):
     path = str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=KINDS.Q8_0))
     with pytest.raises(RzooError, match=r"dtype \(file\): blocks of a GGUF file lie on one device"):
         rzoo.load(path, dtype="file", mesh={"data": 2}, quiet=True)
+
+
+def test_blocks_are_saved_and_restored_bit_for_bit_and_exported_as_numbers(tmp_path):
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=KINDS.Q4_1))
+    kept, wide = rzoo.load(path, dtype="file", quiet=True), rzoo.load(path, quiet=True)
+    rzoo.save(kept, tmp_path / "steps")
+    restored = rzoo.load(tmp_path / "steps", policy="fast", quiet=True)
+    assert restored.params.keys() == kept.params.keys() and restored.params["embed"].integer
+    for name, value in kept.params.items():
+        assert all(map(np.array_equal, jax.tree.leaves(value), jax.tree.leaves(restored.params[name])))
+    exported = rzoo.load(rzoo.export(kept, tmp_path / "folder"), quiet=True)
+    assert all(np.array_equal(exported.params[name], value) for name, value in wide.params.items())
+    with pytest.raises(RzooError, match=r"weights \(int4\): dtype file keeps the file's own codes"):
+        rzoo.load(path, dtype="file", weights="int4", quiet=True)

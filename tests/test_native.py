@@ -12,6 +12,8 @@ import pytest
 from rzoo.checkpoint.blocks import BLOCK_NAMED, decode
 from rzoo.compile import blocks, native
 from rzoo.compile.blocks import KINDS, BlockQuantized
+from rzoo.compile.kernels import attend_native
+from rzoo.models.attention import attend
 from rzoo.models.weights import Numerics
 
 N, K = 40, 512  # the last tile is partial
@@ -86,26 +88,31 @@ OF_FLAG = {"AVX-512": "avx512_vnni", "AVX2": "avx2", "portable": ""}
 
 @pytest.fixture(scope="module", params=X86 if platform.machine() == "x86_64" else ["portable"])
 def kernel(request, folder):
-    """products(weight, x) by the kernels as compiled for one kind of processor."""
+    """The suffix of the kernels' names as compiled for one kind of processor."""
     if COMPILER is None:
         pytest.skip("needs a C++ compiler")
     if OF_FLAG[request.param] not in native.cpu_fact("flags"):
         pytest.skip(f"this processor has no {request.param}")
     march = X86[request.param].split() if platform.machine() == "x86_64" else []
-    name = f"multiply for {request.param}"
-    native.register(native.library(folder, COMPILER, (*QUICK, *march)), name)
-    return lambda weights, x: blocks.by_kernel(jnp.asarray(x), [w.tiles for w in weights], weights, name)
+    native.register(native.library(folder, COMPILER, (*QUICK, *march)), f" {request.param}")
+    return f" {request.param}"
+
+
+def products(weights: list[BlockQuantized], x: np.ndarray, kernel: str) -> list[jax.Array]:
+    return blocks.by_kernel(jnp.asarray(x), [w.tiles for w in weights], weights, kernel)
 
 
 def test_kernels_with_exact_activations_are_exact_decoding_to_rounding(kernel):
     for m in (1, 15):
-        for kind, found in zip(KINDS, kernel([held(kind) for kind in KINDS], inputs(m)), strict=True):
-            assert error(found, kind, m) < 2e-6, (kind, m)
+        found = products([held(kind) for kind in KINDS], inputs(m), kernel)
+        for kind, product in zip(KINDS, found, strict=True):
+            assert error(product, kind, m) < 2e-6, (kind, m)
 
 
 def test_kernels_with_8_bit_activations_differ_by_their_rounding(kernel):
-    for kind, found in zip(KINDS, kernel([held(kind, integer=True) for kind in KINDS], inputs(15)), strict=True):
-        assert 1e-4 < error(found, kind, 15) < 1e-2, kind
+    found = products([held(kind, integer=True) for kind in KINDS], inputs(15), kernel)
+    for kind, product in zip(KINDS, found, strict=True):
+        assert 1e-4 < error(product, kind, 15) < 1e-2, kind
 
 
 def test_activations_that_are_no_numbers_are_not_hidden(kernel):
@@ -113,8 +120,17 @@ def test_activations_that_are_no_numbers_are_not_hidden(kernel):
     x[1, 7] = np.inf
     x[1, 200] = np.nan
     for integer in (False, True):
-        (found,) = kernel([held("Q4_1", integer)], x)
+        (found,) = products([held("Q4_1", integer)], x, kernel)
         assert np.isfinite(found[0]).all() and not np.isfinite(found[1]).any()
+
+
+def test_attention_by_kernel_is_the_reference(kernel):
+    draw = lambda *shape: jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)  # noqa: E731
+    q, keys, values, starts = draw(3, 1, 6, 16), draw(3, 2, 40, 16), draw(3, 2, 40, 32), jnp.array([0, 17, 39])
+    keys = keys.at[1, :, 18:].set(jnp.nan)  # what the cache holds past a row's end does not count
+    found = attend_native(q, keys, values, starts, 3.0, Numerics(), kernel)
+    wanted = attend(q, jnp.nan_to_num(keys), values, starts, 3.0, Numerics())
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @compiled

@@ -15,7 +15,8 @@ from rzoo.checkpoint.opened import Opened, open_checkpoint, quantizing
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.checkpoint.training import chosen_paths
 from rzoo.compile.aot import use_compile_cache
-from rzoo.compile.kernels import default_forms, policy_forms
+from rzoo.compile.blocks import BlockQuantized, with_integers
+from rzoo.compile.kernels import attend_native, default_forms, policy_forms
 from rzoo.compile.precision import bound_of
 from rzoo.compile.quantize import Rules, quantize, quantized_bytes, with_cache
 from rzoo.compile.record import recorded
@@ -61,7 +62,8 @@ def load(
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
     "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type; "file"
-    keeps the blocks of a GGUF file, which products read as they are.
+    keeps the blocks of a GGUF file, which products read as they are; policy "fast" then rounds what they are multiplied
+    with to 8 bits.
     policy: "exact" computes in float32, "stored" in the held type with float32 sums, "fast" in whatever a tuner shows
     to stay within `kl` nats of exact in the mean (0.01 where none is given). mesh: sizes such as {"data": 2,
     "tensor": 4}, or "auto" for what `choose` takes of all devices; None is one device. Each device's part is read from
@@ -95,6 +97,9 @@ def load(
             print(f"rzoo: {line}", file=sys.stderr)
     as_saved = opened.read_all is not None and dtype is None
     params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
+    if cache is None and any(isinstance(value, BlockQuantized) for value in params.values()):
+        forms = replace(forms, attend_decode=attend_native)
+        params = with_integers(params, policy == "fast")
     whole = getattr(forms.place, "mesh", None)
     lm = LM(opened.config, params, forms, policy, _about(located, opened), whole, bound=bound)
     if weights is not None and opened.read_all is not None:
@@ -205,8 +210,8 @@ def held_bytes(opened: Opened, held: str) -> int:
 
 
 def _dense_type(opened: Opened, held: str) -> str:
-    """The type of dense weights beside those that the file has in blocks."""
-    return opened.dtype if held in KEPT else held
+    """The type of dense weights beside those that the file has in blocks; products of GGUF's are float32."""
+    return {"fp8": opened.dtype, "file": "float32"}.get(held, held)
 
 
 def needed_bytes(opened: Opened, held: str, place: Any) -> int:

@@ -218,13 +218,13 @@ def opened_step(path: Path, warnings: tuple[str, ...] = ()) -> Opened:
 def quantizing(opened: Opened, weights: str | Rules | None, dtype: Any) -> Opened:
     """The same checkpoint, whose read gives the weights quantized that rzoo.quantize would; a step stays as it is.
 
-    Raises RzooError for unknown schemes and patterns, and beside FP8 blocks that are to be kept.
+    Raises RzooError for unknown schemes and patterns, and beside blocks of the file that are to be kept.
     """
     if weights is None:
         return opened
-    if dtype == "fp8":
+    if dtype in opened.kept:
         fix = "leave one of the two out"
-        raise RzooError(f"weights ({weights}): dtype fp8 keeps the file's own codes", field="weights", fix=fix)
+        raise RzooError(f"weights ({weights}): dtype {dtype} keeps the file's own codes", field="weights", fix=fix)
     schemes = schemes_for(opened.config, weights)
 
     def read(path: str, dtype: Any) -> Any:
