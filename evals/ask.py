@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,8 @@ def planned(engine: Engine, task: Task, settings: Settings) -> Plan:
                 raise RzooError(words, field=name, value=wish, fix=f"leave {name} out, or choose tasks that generate")
     if settings.thinking is not None and engine.thinking is None:
         raise RzooError(f"{engine.name} has no thinking to switch", field="thinking", value=settings.thinking)
+    if task.runs_code and settings.sandbox and task.scorer is not None:
+        task = replace(task, scorer=partial(task.scorer, command=settings.sandbox))
     return Plan(engine, task, adapter, chat and task.chat is not None, settings)
 
 

@@ -17,6 +17,7 @@ class Settings:
     each question. temperature, top_p: None for greedy, or DRAWN for several samples. thinking: None as the model comes.
     max_tokens: of an answer, None for the task's own. raw: no chat template. batch: answers at once; deterministic: the
     same bits in any batch.
+    sandbox: a command that runs programs that a model wrote, in front of "python3 …"; () for a child with limits.
     """
 
     data: Path | None = None
@@ -31,6 +32,7 @@ class Settings:
     raw: bool = False
     batch: int = 64
     deterministic: bool = False
+    sandbox: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("samples", 1), ("max_tokens", 1), ("batch", 1), ("seed", 0)):

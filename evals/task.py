@@ -45,7 +45,7 @@ class Verdict:
     also: Mapping[str, float] = field(default_factory=dict)
 
 
-Scorer = Callable[[Instance, str], Verdict]
+Scorer = Callable[..., Verdict]  # of an Instance and the text of an answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +126,7 @@ class Task:
     instances: of a Source. text: for a model that continues text; chat: for one with a chat template, None where text
     serves both. scorer: of generated answers. labels: a fixed list for macro-F1. files: data files below --data, the
     first that is there is read. get: where these come from. private: whose authors ask that its text be shown nowhere.
+    runs_code: its scorer runs what the model wrote, and takes `command` (rzoo.evals.sandbox).
     """
 
     name: str
@@ -137,6 +138,7 @@ class Task:
     f1: bool = False
     files: tuple[str, ...] = ()
     private: bool = False
+    runs_code: bool = False
 
     def adapter(self, *, chat: bool) -> Adapter:
         """The one for a conversation where it is asked for and there is one, else the one for text."""

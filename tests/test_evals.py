@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -10,6 +11,7 @@ from rzoo.evals.evaluate import evaluate
 from rzoo.evals.samples import seed_for
 from rzoo.evals.task import CHOICE, GREEDY, Adapter, Instance, Source, Task, reward
 from rzoo.evals.tasks import TASKS
+from rzoo.evals.tasks.fields import FIELDS
 from tests.pretended import QUESTIONS, SHOTS, TASK, Pretended, Said, Weight, echo
 
 
@@ -186,3 +188,28 @@ def test_a_generated_task_is_exact_and_the_same_for_the_same_seed(name):
     assert len({one.text for one in first}) > 0.5 * len(first)
     assert all(one.answer in one.options for one in first if one.options)
     assert all(len(set(one.options)) == len(one.options) for one in first)
+
+
+def test_answers_of_the_fields_of_mathematics_are_right():
+    known = {name: FIELDS[name](3, 5, 2, 4)[1] for name in FIELDS}
+    assert known == {
+        "arithmetic": 7,
+        "algebra": -1,
+        "calculus": 9 * 16 + 40 + 2,
+        "linear algebra": 2,
+        "differential equations": 48 + 20 + 2,
+        "number theory": 12,
+        "combinatorics": 10,
+        "probability": Fraction(3, 28),
+        "statistics": Fraction(5, 4),
+        "geometry": 1,
+        "trigonometry": 2,
+        "logic": 7 - 3,
+    }
+
+
+def test_a_needle_stands_at_its_depth():
+    for one in TASKS["needle"].instances(Source(size=10)):
+        place = one.text.index(one.answer) / len(one.text)
+        assert abs(place - int(one.group) / 100) < 0.08
+        assert one.text.count(one.answer) == 1

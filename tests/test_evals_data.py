@@ -103,9 +103,8 @@ def test_gpqa_is_shuffled_for_each_question_and_shown_nowhere(tmp_path):
     engine = Pretended(lambda prompt, seed: Said("secret wrong\nAnswer: A"), chat=True)
     result = evaluate(engine, "gpqa", data=tmp_path, out=tmp_path / "out")
     assert 0 < result.scores["accuracy"].mean < 1
-    (folder,) = (tmp_path / "out").iterdir()
-    written_files = {file.name: file.read_text() for file in folder.iterdir()}
-    assert len(written_files) == 6
+    written_files = {file.name: file.read_text() for file in (tmp_path / "out").rglob("*.*") if file.is_file()}
+    assert len(written_files) == 8
     assert [name for name, text in written_files.items() if "secret" in text or "wrong" in text] == []
 
 

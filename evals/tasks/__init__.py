@@ -2,11 +2,10 @@
 
 from rzoo.core import RzooError, closest
 from rzoo.evals.task import Task
-from rzoo.evals.tasks import generated, multiple_choice, programs, texts, word_problems
+from rzoo.evals.tasks import fields, generated, multiple_choice, programs, texts, word_problems
 
-TASKS: dict[str, Task] = {
-    task.name: task for module in (generated, word_problems, multiple_choice, programs, texts) for task in module.TASKS
-}
+MODULES = (generated, fields, word_problems, multiple_choice, programs, texts)
+TASKS: dict[str, Task] = {task.name: task for module in MODULES for task in module.TASKS}
 
 
 def task_named(name: str) -> Task:

@@ -1,5 +1,6 @@
 """`rzoo eval`: how good a model is, and how sure that is."""
 
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -41,6 +42,10 @@ def evaluate(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits in any batch, before and after a resume; slower.")
     ] = False,
+    sandbox_cmd: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="What runs the programs that a model writes, such as docker run …."),
+    ] = None,
     dtype: Dtype = None,
     policy: Policy = "exact",
     mesh: MeshOption = None,
@@ -68,6 +73,7 @@ def evaluate(
         raw=raw,
         batch=batch,
         deterministic=deterministic,
+        sandbox=tuple(shlex.split(sandbox_cmd or "")),
     )
     arms = _arms(settings, compare)
     wanted = [task_named(name) for name in tasks or ()]  # before the model is loaded, which takes longer
