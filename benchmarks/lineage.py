@@ -18,13 +18,13 @@ import numpy as np
 import rzoo
 from rzoo.core import new_figure, save_figure
 from rzoo.data.chains import chain
+from rzoo.evals.compare import SOLVED, solved_depth
 from rzoo.models.registry import abstract_weights
 from rzoo.train.lineage import CONFIG, RECIPES, Recipe, batch, learn
 from rzoo.train.step import Objective
 
 DEEPER = 4  # chains longer by so many than any of the training are asked, too
 ASKED = 50  # chains of each depth
-SOLVED = 0.9  # share of right answers at which a depth counts as solved
 TARGET = 2.3  # the brief's ratio
 
 
@@ -34,11 +34,6 @@ def accuracy(lm: Any, depth: int, seed: int = 1_000_003) -> float:
     asked = [chain(rng, depth) for _ in range(ASKED)]
     answers = rzoo.generate(lm, [one.prompt for one in asked], max_new_tokens=6 * depth + 8)
     return float(np.mean([found.text == one.answer for found, one in zip(answers, asked, strict=True)]))
-
-
-def solved_depth(accuracies: Sequence[float]) -> int:
-    """The longest depth up to which every depth is solved; accuracies are of depths 1, 2, …"""
-    return next((i for i, share in enumerate(accuracies) if share < SOLVED), len(accuracies))
 
 
 def load_of(lm: Any, recipe: Recipe) -> float:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rzoo.core import RzooError
+from rzoo.evals.answers import before_stops
 from rzoo.evals.engine import Answer, Engine, Likelihood, Prompt
 from rzoo.evals.samples import Sample, digest, seed_for
 from rzoo.evals.settings import Settings
-from rzoo.evals.task import CHOICE, GENERATION, Adapter, Instance, Task, Verdict
+from rzoo.evals.task import CHOICE, GENERATION, Adapter, Instance, Task, Verdict, letter_of
 
 CHOICES_AT_ONCE = 16  # questions between two looks at the running score
 NO_ROOM = {"score": 0.0, "reason": "no_room", "finish_reason": "no_room"}  # for the question, or its answer
@@ -33,6 +34,16 @@ class Plan:
         return self.settings.drawing["temperature"] > 0
 
     @property
+    def thinks(self) -> bool:
+        """Whether an answer may begin with a thought."""
+        return self.chat and self.engine.thinking is not None and self.settings.thinking is not False
+
+    @property
+    def limit(self) -> int:
+        """Tokens of an answer, its thought included."""
+        return self.settings.max_tokens or self.adapter.max_tokens + (self.adapter.thought if self.thinks else 0)
+
+    @property
     def options(self) -> dict[str, Any]:
         """Of rzoo.generate, the seeds apart. A task's stops would end a thought that holds them: they are left to
         `graded` where the model may think. One that always does is made not to by a budget of no tokens.
@@ -41,7 +52,7 @@ class Plan:
         always = thinks == "always"
         return {
             **self.settings.drawing,
-            "max_new_tokens": self.adapter.max_tokens,
+            "max_new_tokens": self.limit,
             "stop": () if thinks else self.adapter.stop,
             "deterministic": self.settings.deterministic,
             **({"max_think_tokens": 0} if always and wish is False else {}),
@@ -67,7 +78,7 @@ class Plan:
             "chat": self.chat,
             "seed": self.settings.seed,
             "thinking": self.settings.thinking,
-            "max_tokens": self.adapter.max_tokens,
+            "max_tokens": self.limit,
             **self.settings.drawing,
         }
 
@@ -86,8 +97,6 @@ def planned(engine: Engine, task: Task, settings: Settings) -> Plan:
                 raise RzooError(words, field=name, value=wish, fix=f"leave {name} out, or choose tasks that generate")
     if settings.thinking is not None and engine.thinking is None:
         raise RzooError(f"{engine.name} has no thinking to switch", field="thinking", value=settings.thinking)
-    if settings.max_tokens is not None:
-        adapter = replace(adapter, max_tokens=settings.max_tokens)
     return Plan(engine, task, adapter, chat and task.chat is not None, settings)
 
 
@@ -113,8 +122,14 @@ def samples_of(plan: Plan, wanted: Sequence[Wanted]) -> Iterator[Sample]:
 
 
 def _sample(plan: Plan, one: Wanted, about: Mapping[str, Any]) -> Sample:
-    hidden = {"text": "", "reasoning": None} if plan.task.private else {}
+    hidden = _hidden(one.instance, about.get("answer")) if plan.task.private else {}
     return Sample(id=one.instance.id, number=one.number, asked=one.asked, **{**about, **hidden})
+
+
+def _hidden(instance: Instance, answer: str | None) -> dict[str, Any]:
+    """What takes the place of a private task's text: of an option, its letter."""
+    known = answer in instance.options
+    return {"text": "", "reasoning": None, "answer": letter_of(instance.options.index(answer)) if known else None}
 
 
 def _written(plan: Plan, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, dict[str, Any]]]:
@@ -140,15 +155,15 @@ def fitting(plan: Plan, instance: Instance) -> Prompt | None:
     for shots in range(len(plan.adapter.shots), -1, -1):
         prompt = write(instance, shots)
         room = plan.engine.room(prompt)
-        if room >= plan.adapter.max_tokens or (shots == 0 and room > 0):
+        if room >= plan.limit or (shots == 0 and room > 0):
             return prompt
     return None
 
 
 def graded(task: Task, adapter: Adapter, instance: Instance, answer: Answer) -> dict[str, Any]:
     """What a sample holds of an answer. Only what follows the reasoning counts; one that is unfinished is wrong."""
-    text = _before(answer.text, adapter.stop)
-    cut = answer.finish_reason != "stop" and text == answer.text
+    text, stop = before_stops(answer.text, adapter.stop)  # those of a model that may think; others stopped at them
+    cut = answer.finish_reason != "stop" and stop is None
     if cut and (adapter.whole or (answer.reasoning is not None and not text)):
         verdict = Verdict(0.0, None, "truncated")
     else:
@@ -161,13 +176,6 @@ def graded(task: Task, adapter: Adapter, instance: Instance, answer: Answer) -> 
         "prompt_tokens": len(answer.prompt_tokens),
         "output_tokens": len(answer.tokens),
     }
-
-
-def _before(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first of the stops: a model that may think is not stopped by them, since a thought may hold
-    any text.
-    """
-    return text[: min((start for start in (text.find(stop) for stop in stops) if start >= 0), default=len(text))]
 
 
 def _weighed(plan: Plan, wanted: Sequence[Wanted]) -> Iterator[tuple[Wanted, dict[str, Any]]]:

@@ -1,9 +1,11 @@
 """`rzoo.evaluate`: a model on tasks."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from rzoo.evals import helm_files
+from rzoo.compile.folders import write_whole
+from rzoo.evals import helm_files, report
 from rzoo.evals.engine import Engine, LoadedModel
 from rzoo.evals.run import Progress, run
 from rzoo.evals.settings import Settings, settings_of
@@ -22,9 +24,12 @@ def evaluate(lm: Any, tasks: str | Task | Sequence[str | Task], **settings: Any)
     """
     engine = LoadedModel(lm) if isinstance(lm, LM) else lm
     asked = settings_of(settings)
-    if not isinstance(tasks, str | Task):
-        return [evaluate(engine, task, **settings) for task in tasks]
-    return evaluated(engine, task_named(tasks) if isinstance(tasks, str) else tasks, asked)
+    named = [tasks] if isinstance(tasks, str | Task) else [*tasks]
+    wanted = [task_named(task) if isinstance(task, str) else task for task in named]
+    results = [evaluated(engine, task, asked) for task in wanted]
+    if asked.out is not None:
+        write_report(results, asked.out)
+    return results[0] if isinstance(tasks, str | Task) else results
 
 
 def evaluated(engine: Engine, task: Task, settings: Settings, progress: Progress | None = None) -> Result:
@@ -33,3 +38,9 @@ def evaluated(engine: Engine, task: Task, settings: Settings, progress: Progress
     if result.run.folder is not None:
         helm_files.write(result, result.run.folder)
     return result
+
+
+def write_report(results: Sequence[Result], folder: Path) -> None:
+    """Writes report.md and report.html."""
+    write_whole(folder / "report.md", report.markdown(results).encode())
+    write_whole(folder / "report.html", report.page(results).encode())

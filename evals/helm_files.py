@@ -71,7 +71,7 @@ def adapter_spec(run: Run) -> dict[str, Any]:
         "model": f"rzoo/{about['model']}",
         "model_deployment": f"rzoo/{about['model']}",
         "temperature": about["temperature"],
-        "max_tokens": adapter.max_tokens,
+        "max_tokens": about["max_tokens"],
         "stop_sequences": list(adapter.stop),
     }
 

@@ -50,12 +50,12 @@ Scorer = Callable[[Instance, str], Verdict]
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """How instances become prompts.
+    """How instances become prompts. Templates know text, answer, options (a line each, behind letters), letter, labels.
 
     method: GENERATION; CHOICE, the option with the largest log-likelihood; or GREEDY, whether the answer is what the
     model would write. instructions: before all. question, answer: templates of str.format over an instance's fields;
-    shots: solved examples, each (question, answer). stop: ends an answer; never inside of a thought. max_tokens: of an
-    answer, thought included. whole: an answer that is cut at max_tokens is wrong, whatever stands in it.
+    shots: solved examples. stop: ends an answer; never inside of a thought. max_tokens: of an answer; thought: as many
+    more where the model may think. whole: an answer that is cut is wrong, whatever stands in it.
     """
 
     method: str = GENERATION
@@ -66,6 +66,7 @@ class Adapter:
     shots: tuple[Instance, ...] = ()
     stop: tuple[str, ...] = ()
     max_tokens: int = 512
+    thought: int = 8192
     whole: bool = True
 
     def asked(self, instance: Instance) -> str:
@@ -93,7 +94,13 @@ class Adapter:
 def _fields(instance: Instance) -> dict[str, str]:
     letters = "\n".join(f"{letter_of(i)}. {option}" for i, option in enumerate(instance.options))
     right = instance.options.index(instance.answer) if instance.answer in instance.options else 0
-    return {"text": instance.text, "answer": instance.answer, "options": letters, "letter": letter_of(right)}
+    return {
+        "text": instance.text,
+        "answer": instance.answer,
+        "options": letters,
+        "letter": letter_of(right),
+        "labels": ", ".join(instance.options),
+    }
 
 
 def letter_of(index: int) -> str:
@@ -127,9 +134,8 @@ class Task:
     text: Adapter
     chat: Adapter | None = None
     scorer: Scorer | None = None
-    labels: tuple[str, ...] = ()
+    f1: bool = False
     files: tuple[str, ...] = ()
-    get: str = ""
     private: bool = False
 
     def adapter(self, *, chat: bool) -> Adapter:

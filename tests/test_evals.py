@@ -179,12 +179,9 @@ def test_a_scorer_is_a_reward():
         reward(PICK, QUESTIONS[3], "3")
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.files])
 def test_a_generated_task_is_exact_and_the_same_for_the_same_seed(name):
-    task = TASKS[name]
-    if task.files:
-        pytest.skip("reads data")
-    first, second, other = (list(task.instances(Source(seed=seed, size=60))) for seed in (0, 0, 1))
+    first, second, other = (list(TASKS[name].instances(Source(seed=seed, size=60))) for seed in (0, 0, 1))
     assert first == second != other
     assert len({one.text for one in first}) > 0.5 * len(first)
     assert all(one.answer in one.options for one in first if one.options)

@@ -2,9 +2,11 @@
 
 from rzoo.core import RzooError, closest
 from rzoo.evals.task import Task
-from rzoo.evals.tasks import generated
+from rzoo.evals.tasks import generated, multiple_choice, programs, texts, word_problems
 
-TASKS: dict[str, Task] = {task.name: task for task in generated.TASKS}
+TASKS: dict[str, Task] = {
+    task.name: task for module in (generated, word_problems, multiple_choice, programs, texts) for task in module.TASKS
+}
 
 
 def task_named(name: str) -> Task:

@@ -11,6 +11,7 @@ SIZE = 40  # questions where no limit is asked
 TRIES = 20  # at a question that was not there yet
 APART = 3  # places by size of two animals that are compared
 CHAIN_DEPTHS, CHAINS = 14, 20  # operations, up to; questions of each
+CHAIN_TOKENS = 6 * CHAIN_DEPTHS + 16  # of the steps and of what stands around them, for a model of bytes
 
 THINGS, COLORS, BY_SIZE, *LISTS = (
     line.split()
@@ -143,8 +144,8 @@ TASKS = [
         name="chain",
         about="chained arithmetic modulo 10, from left to right, as r1-tiny learned it",
         instances=_chains,
-        text=Adapter(max_tokens=6 * CHAIN_DEPTHS + 16),
-        chat=Adapter(max_tokens=6 * CHAIN_DEPTHS + 16),
+        text=Adapter(max_tokens=CHAIN_TOKENS),
+        chat=Adapter(max_tokens=CHAIN_TOKENS, thought=0),
         scorer=exact,
     ),
 ]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +10,17 @@ import typer
 
 from rzoo.cli.common import AsJson, Dtype, MeshOption, Policy, RulesOption, app, load, print_json, say
 
+MODEL = "As for `rzoo generate`. Or the word tasks, which lists them; or compare, then two folders of results."
+PARTS = ("first", "second", "better")  # of a comparison
 SWITCH = {"on": True, "off": False}
 
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model, as for `rzoo generate`; or: tasks, to list the tasks.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A model, as for `rzoo generate`; or: tasks, to list them; compare, two --out folders."),
+    ],
     tasks: Annotated[list[str] | None, typer.Argument(help="Names of tasks; default: those made here.")] = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of data files, DIR/TASK/FILE.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task, a seeded sample.")] = None,
@@ -27,6 +33,9 @@ def evaluate(
     top_p: Annotated[float | None, typer.Option(help="Default: 1, or 0.95 for several samples.")] = None,
     thinking: Annotated[str | None, typer.Option(metavar="on|off", help="Default: as the model comes.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of an answer, thought included.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="thinking=on,off", help="Run both, and tell the ratio.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Prompts of plain text, without the chat template.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Answers at once.")] = 64,
     deterministic: Annotated[
@@ -44,6 +53,8 @@ def evaluate(
 
     if model == "tasks":
         return _list_tasks(as_json)
+    if model == "compare":
+        return _compare(tasks or [], as_json)
     settings = Settings(
         data=data,
         limit=limit,
@@ -58,9 +69,23 @@ def evaluate(
         batch=batch,
         deterministic=deterministic,
     )
+    arms = _arms(settings, compare)
     wanted = [task_named(name) for name in tasks or ()]  # before the model is loaded, which takes longer
     lm = load(model, dtype, policy, mesh, rules)
-    _run(lm, _name_of(model), wanted or [task_named(name) for name in _usual(lm)], settings, as_json)
+    _run(lm, _name_of(model), wanted or [task_named(name) for name in _usual(lm)], arms, as_json)
+
+
+def _arms(settings: Any, compare: str | None) -> list[Any]:
+    """The settings of each run of a task: two where thinking is compared."""
+    from rzoo.core import RzooError
+
+    if compare is None:
+        return [settings]
+    name, _, values = compare.partition("=")
+    if name != "thinking" or sorted(values.split(",")) != ["off", "on"]:
+        fix = "--compare thinking=on,off"
+        raise RzooError(f"compare ({compare}) knows thinking alone", field="compare", value=compare, fix=fix)
+    return [replace(settings, thinking=value) for value in (False, True)]
 
 
 def _switch(words: str | None) -> bool | None:
@@ -86,18 +111,56 @@ def _usual(lm: Any) -> tuple[str, ...]:
     return ("chain",) if small else EASY
 
 
-def _run(lm: Any, name: str, tasks: list[Any], settings: Any, as_json: bool) -> None:
-    """Runs the tasks; a line on each as soon as it is done."""
+def _run(lm: Any, name: str, tasks: list[Any], arms: list[Any], as_json: bool) -> None:
+    """Runs the tasks, each with every settings; a line on each as soon as it is done, and files at the end."""
     from rzoo.evals.engine import LoadedModel
-    from rzoo.evals.evaluate import evaluated
+    from rzoo.evals.evaluate import evaluated, write_report
 
-    engine, results = LoadedModel(lm, name), []
+    engine, results, found = LoadedModel(lm, name), [], []
     for task in tasks:
-        results.append(evaluated(engine, task, settings, _running))
+        runs = [evaluated(engine, task, settings, _running) for settings in arms]
+        results += runs
+        told = [_line(run) for run in runs] + (_difference(*runs) if len(runs) > 1 else [])
+        found += [run.to_json() for run in runs]
         if not as_json:
-            say(_line(results[-1]))
+            say("\n".join(told))
+    if arms[0].out is not None:
+        write_report(results, arms[0].out)
     if as_json:
-        print_json([result.to_json() for result in results])
+        print_json(found)
+
+
+def _difference(off: Any, on: Any) -> list[str]:
+    """What thinking is worth: the paired difference, and of a task in depths the solved depths and their ratio."""
+    from rzoo.evals.compare import compared, depth_of, depth_ratio
+    from rzoo.evals.summary import scores_by_question
+
+    name, runs = off.run.task.name, (off.run, on.run)
+    lines = [f"{name:12} thinking is worth {compared(name, *map(scores_by_question, runs)).better}"]
+    if all(one.group.isdigit() for one in off.run.instances):
+        depths = [f"{depth_of(run)}" for run in runs]
+        lines.append(f"{name:12} solved depth off {depths[0]}, on {depths[1]}; ratio {depth_ratio(*runs)}")
+    return lines
+
+
+def _compare(folders: list[str], as_json: bool) -> None:
+    from rzoo.core import RzooError
+    from rzoo.evals.compare import compare
+    from rzoo.evals.summary import plain
+
+    if len(folders) != 2:
+        raise RzooError(f"{len(folders)} folders can't be compared", field="out", fix="rzoo eval compare A B")
+    found = compare(*folders)
+    if as_json:
+        print_json(
+            [
+                {name: value if isinstance(value, str) else plain(value) for name, value in vars(one).items()}
+                for one in found
+            ]
+        )
+        return
+    for one in found:
+        say(f"{one.task:12} {one.first} -> {one.second}  better by {one.better}")
 
 
 def _running(task: Any, done: int, every: int, samples: Iterable[Any]) -> None:
@@ -111,12 +174,12 @@ def _running(task: Any, done: int, every: int, samples: Iterable[Any]) -> None:
 def _line(result: Any) -> str:
     """What people want to know first, and what would make it worth less."""
     main, about = result.scores["accuracy"], result.scores
-    low, high = main.interval
     wrong = {"unparsed": "unparsed_rate", "truncated": "truncated_rate", "without room": "no_room_rate"}
     told = [f"{about[name].mean:.0%} {words}" for words, name in wrong.items() if about[name].mean]
     told += [f"{about['output_tokens'].mean:.0f} tokens"] if about["output_tokens"].mean else []
     told.append(f"{about['seconds'].mean:.0f} s")
-    return f"{result.run.task.name:12} {main}  95 % {low:.2f} to {high:.2f}  n {main.n}  ({', '.join(told)})"
+    thinking = {True: " on", False: " off", None: ""}[result.run.about["thinking"]]
+    return f"{result.run.task.name + thinking:12} {main}  ({', '.join(told)})"
 
 
 def _list_tasks(as_json: bool) -> None:
