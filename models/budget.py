@@ -178,7 +178,9 @@ def shares_of_heads(config: Any) -> list[tuple[Sizes, ...]]:
     return [part(n) for n in range(unit - 1, 0, -1)]
 
 
-def greedy(costs: Costs, losses: Mapping[Move, float], limit: int, start: Sequence[Sizes] | None = None) -> Any:
+def greedy(
+    costs: Costs, losses: Mapping[Move, float], limit: int, start: Sequence[Sizes] | None = None
+) -> tuple[tuple[Sizes, ...], float]:
     """(sizes within `limit`, their loss): moves in the order of loss per saved unit, then those taken back that the
     budget still has room for, the costliest first.
 
@@ -194,7 +196,7 @@ def greedy(costs: Costs, losses: Mapping[Move, float], limit: int, start: Sequen
         taken[best[2].part] = best[2]
         sizes = best[2].applied(sizes)
     _take_back(costs, losses, base, taken, limit)
-    return _after(base, taken.values()), sum(losses[move] for move in taken.values())
+    return _after(base, taken.values()), sum((losses[move] for move in taken.values()), 0.0)
 
 
 def _after(base: Sequence[Sizes], moves: Iterable[Move]) -> tuple[Sizes, ...]:
