@@ -123,9 +123,10 @@ def depth(model: str, seeds: list[int], steps: int) -> None:
     from lineage import accuracy, solved_depth
 
     import rzoo
+    from rzoo.models.budget import moves_of
     from rzoo.models.registry import count_parameters
     from rzoo.train.heal import heal
-    from rzoo.train.prune import calibrate, prune
+    from rzoo.train.prune import calibrate, losses_of, prune
 
     lm = rzoo.load(model, dtype="float32", record=False)
     solved = lambda one: [accuracy(one, n) for n in range(1, 13)]  # noqa: E731
@@ -134,8 +135,9 @@ def depth(model: str, seeds: list[int], steps: int) -> None:
     for seed in seeds:
         rows = thoughts(lm, seed)
         data = calibrate(lm, rows)
+        losses = losses_of(lm, data, moves_of(lm.config))
         for method in ("greedy", "random"):
-            child = prune(lm, data, limit, method=method, refit=method == "greedy", seed=seed)
+            child = prune(lm, data, limit, method=method, losses=losses, refit=method == "greedy", seed=seed)
             share = count_parameters(child.lm.config) / count_parameters(lm.config)
             told(seed=seed, method=method, share=share, sizes=str(child.sizes), solved=solved_depth(solved(child.lm)))
             healed = heal(child.lm, lm, rows, steps, batch=16, peak=1e-3)

@@ -65,11 +65,11 @@ def _block_sizes(block: BlockSpec) -> Sizes:
 
 def remaining(config: Any, sizes: Sequence[Sizes]) -> tuple[int, ...]:
     """The layers that are still there: all but those from which pruning took everything."""
-    return tuple(i for i, (now, before) in enumerate(zip(sizes, sizes_of(config), strict=True)) if _stays(now, before))
-
-
-def _stays(now: Sizes, before: Sizes) -> bool:
-    return now != Sizes(0) or now == before
+    if not isinstance(config, NemotronConfig):
+        return tuple(i for i, own in enumerate(sizes) if own != Sizes(0))
+    left = [_spec(config, i, own) for i, own in enumerate(sizes)]
+    nothing = BlockSpec(None, None)
+    return tuple(i for i, spec in enumerate(left) if spec != nothing or config.blocks[i] == nothing)
 
 
 def config_of(config: Any, sizes: Sequence[Sizes]) -> Any:

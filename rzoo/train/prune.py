@@ -315,7 +315,7 @@ def _allocated(
         if first < best[1]:
             sizes, loss = greedy(costs, found, limit, start)
             best = min(best, (sizes, first + loss), key=lambda option: option[1])
-    return best  # type: ignore[no-any-return]
+    return best
 
 
 def _loss_of(lm: LM, calibration: Calibration, sizes: Sequence[Sizes], refit: bool) -> float:
