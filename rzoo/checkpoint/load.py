@@ -94,7 +94,7 @@ def load(
             *chosen,
             _announcement(located, opened, held, forms.place),
             *_copies(opened, held, forms),
-            *([line] if held == "file" and (line := native.unavailable()) else []),
+            *filter(None, [native.unavailable() if held == "file" else None]),
         ):
             print(f"rzoo: {line}", file=sys.stderr)
     as_saved = opened.read_all is not None and dtype is None
