@@ -14,6 +14,7 @@ from rzoo.checkpoint.names import mtp_copies
 from rzoo.checkpoint.opened import Opened, open_checkpoint, quantizing
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.checkpoint.training import chosen_paths
+from rzoo.compile import native
 from rzoo.compile.aot import use_compile_cache
 from rzoo.compile.blocks import BlockQuantized, with_integers
 from rzoo.compile.kernels import attend_native, default_forms, policy_forms
@@ -93,6 +94,7 @@ def load(
             *chosen,
             _announcement(located, opened, held, forms.place),
             *_copies(opened, held, forms),
+            *filter(None, [native.unavailable() if held == "file" else None]),
         ):
             print(f"rzoo: {line}", file=sys.stderr)
     as_saved = opened.read_all is not None and dtype is None

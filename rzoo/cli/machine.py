@@ -123,10 +123,12 @@ def report(
 def bench(
     model: Model = "smollm2",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    dtype: Annotated[str, typer.Option(help="What rzoo holds weights in; file: a GGUF file's own blocks.")] = "float32",
+    policy: Policy = "exact",
     as_json: AsJson = False,
 ) -> None:
     """Compare speed with transformers and llama.cpp on this machine, in interleaved runs."""
     from rzoo.bench.compare import bench as run, table
 
-    result = run(model, rounds=rounds)
+    result = run(model, rounds=rounds, dtype=dtype, policy=policy)
     print_json(result) if as_json else print(table(result))
