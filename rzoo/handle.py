@@ -76,7 +76,8 @@ class LM:
         """What was loaded, from where and in which bits, in one line."""
         sizes = Counter[str]()
         for value in self.params.values():
-            sizes[held_as(value)] += sum(leaf.size for leaf in jax.tree.leaves(value))
+            if leaves := jax.tree.leaves(value):
+                sizes[held_as(value)] += sum(leaf.size for leaf in leaves)
         held = max(sizes, key=lambda kind: sizes[kind], default="no numbers")
         return f"{self.about.source} ({self.about.bits} in the file, {held} in memory)"
 
