@@ -244,7 +244,7 @@ def multiply(x: Array, weights: Sequence[BlockQuantized], depth: int, numerics: 
     flat, tiles = x.reshape(-1, k), [weight.tiles for weight in weights]
     by_xla = lambda x, tiles: [_by_pieces(x, t, w, numerics) for t, w in zip(tiles, weights, strict=True)]  # noqa: E731
     if native.unavailable() is None:
-        kernel = lambda x, tiles: by_kernel(x, tiles, weights)  # noqa: E731
+        kernel = lambda x, tiles: _differentiable(x, tiles, weights, by_xla)  # noqa: E731
         found = jax.lax.platform_dependent(flat, tiles, cpu=kernel, default=by_xla)
     else:
         found = by_xla(flat, tiles)
@@ -252,12 +252,19 @@ def multiply(x: Array, weights: Sequence[BlockQuantized], depth: int, numerics: 
     return [p.reshape(*lead, *w.shape[: len(w.shape) - depth]) for p, w in zip(wide, weights, strict=True)]
 
 
+def _differentiable(x: Array, tiles: Sequence[Array], weights: Sequence[BlockQuantized], by_xla: Any) -> list[Array]:
+    """by_kernel, whose derivative, the product being linear in x, is that of XLA's form."""
+    kernel = jax.custom_jvp(lambda x, *tiles: by_kernel(x, tiles, weights))
+    kernel.defjvp(lambda primals, tangents: (kernel(*primals), by_xla(tangents[0], primals[1:])))
+    return kernel(x, *tiles)  # type: ignore[no-any-return]
+
+
 def by_kernel(x: Array, tiles: Sequence[Array], weights: Sequence[BlockQuantized], suffix: str = "") -> list[Array]:
     """x [m, k] by each of the weights, whose tiles are given: float32 [m, n] each, from one call of the kernel."""
     results = [jax.ShapeDtypeStruct((len(x), weight.outputs), jnp.float32) for weight in weights]
     order = list(KINDS)
     kinds = np.array([order.index(weight.kind) for weight in weights], np.int32)
-    call = jax.ffi.ffi_call(f"rzoo_multiply{suffix}", results)
+    call = jax.ffi.ffi_call(f"rzoo_multiply{suffix}", results, vmap_method="sequential")
     return list(call(jnp.asarray(x, jnp.float32), *tiles, kinds=kinds, integer=weights[0].integer))
 
 

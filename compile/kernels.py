@@ -113,7 +113,8 @@ def attend_native(
     fits = t == 1 and types == {jnp.dtype("float32")} and c % 16 == values.shape[-1] % 16 == 0
     if not fits or native.unavailable():
         return in_blocks(q, keys, values, starts)
-    call = jax.ffi.ffi_call(f"rzoo_attend{suffix}", jax.ShapeDtypeStruct((b, h, values.shape[-1]), jnp.float32))
+    result = jax.ShapeDtypeStruct((b, h, values.shape[-1]), jnp.float32)
+    call = jax.ffi.ffi_call(f"rzoo_attend{suffix}", result, vmap_method="sequential")
     kernel = lambda q, *rest: call(q[:, 0], *rest, scale=np.float32(scale))[:, None]  # noqa: E731
     return jax.lax.platform_dependent(q, keys, values, starts, cpu=kernel, default=in_blocks)  # type: ignore[no-any-return]
 

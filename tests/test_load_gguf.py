@@ -12,6 +12,8 @@ import rzoo
 from rzoo.checkpoint.load import held_bytes
 from rzoo.checkpoint.opened import open_checkpoint
 from rzoo.compile.blocks import BlockQuantized
+from rzoo.compile.executables import ahead
+from rzoo.compile.workload import Case
 from rzoo.core import RzooError
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.registry import abstract_weights
@@ -156,3 +158,13 @@ def test_blocks_are_saved_and_restored_bit_for_bit_and_exported_as_numbers(tmp_p
     assert all(np.array_equal(exported.params[name], value) for name, value in wide.params.items())
     with pytest.raises(RzooError, match=r"weights \(int4\): dtype file keeps the file's own codes"):
         rzoo.load(path, dtype="file", weights="int4", quiet=True)
+
+
+def test_programs_with_kernels_are_kept_and_are_what_runs(tmp_path):
+    pytest.importorskip("flatbuffers", reason="artifacts need flatbuffers")
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=KINDS.Q8_0))
+    lm, ids, counts = rzoo.load(path, dtype="file", quiet=True), np.arange(8, dtype=np.int32)[None], np.array([8])
+    (made,) = ahead(lm, [Case("prefill", 1, 8)], 32).values()
+    logits, _ = made(lm.params, ids, counts.astype(np.int32), lm.blueprint.empty_cache(1, 32))
+    np.testing.assert_allclose(logits, lm(ids)[:, -1], atol=1e-4)

@@ -124,6 +124,14 @@ def test_activations_that_are_no_numbers_are_not_hidden(kernel):
         assert np.isfinite(found[0]).all() and not np.isfinite(found[1]).any()
 
 
+def test_a_kernels_derivative_by_its_input_and_its_vectorized_form_are_those_of_the_numbers():
+    weight, x = held("Q4_1"), jnp.asarray(inputs(2))
+    by_row = jax.vmap(lambda row: weight.product("d,nd->n", row, Numerics()))
+    found, pull = jax.vjp(jax.jit(by_row), x)
+    assert error(found, "Q4_1", 2) < 1e-5
+    np.testing.assert_allclose(pull(found)[0], np.asarray(found) @ exact("Q4_1"), rtol=1e-4, atol=1e-4)
+
+
 def test_attention_by_kernel_is_the_reference(kernel):
     draw = lambda *shape: jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)  # noqa: E731
     q, keys, values, starts = draw(3, 1, 6, 16), draw(3, 2, 40, 16), draw(3, 2, 40, 32), jnp.array([0, 17, 39])
