@@ -80,27 +80,33 @@ class Plan:
             "seed": self.settings.seed,
             "thinking": self.settings.thinking,
             "max_tokens": self.limit,
+            "deterministic": self.settings.deterministic,
             **self.settings.drawing,
         }
 
 
 def planned(engine: Engine, task: Task, settings: Settings) -> Plan:
     """How a task is run. Raises RzooError for a wish that it has no use for."""
-    chat = engine.chat and not settings.raw
-    adapter = task.adapter(chat=chat)
-    if adapter.method != GENERATION:
-        for name, wish in (
-            ("thinking", settings.thinking),
-            ("samples", settings.samples if settings.samples > 1 else None),
-        ):
-            if wish is not None:
-                words = f"task ({task.name}) compares likelihoods of given answers: nothing is written"
-                raise RzooError(words, field=name, value=wish, fix=f"leave {name} out, or choose tasks that generate")
-    if settings.thinking is not None and engine.thinking is None:
-        raise RzooError(f"{engine.name} has no thinking to switch", field="thinking", value=settings.thinking)
-    if task.runs_code and settings.sandbox and task.scorer is not None:
-        task = replace(task, scorer=partial(task.scorer, command=settings.sandbox))
-    return Plan(engine, task, adapter, chat and task.chat is not None, settings)
+    adapter = task.adapter(chat=engine.chat and not settings.raw)
+    plan = Plan(engine, _boxed(task, settings), adapter, adapter is task.chat, settings)
+    for name, wish in (
+        ("thinking", settings.thinking),
+        ("samples", settings.samples if settings.samples > 1 else None),
+    ):
+        if wish is not None and adapter.method != GENERATION:
+            words = f"task ({task.name}) compares likelihoods of given answers: nothing is written"
+            raise RzooError(words, field=name, value=wish, fix=f"leave {name} out, or choose tasks that generate")
+    if settings.thinking is not None and (engine.thinking is None or not plan.chat):
+        words = f"{engine.name} has no thinking to switch" + (" in plain text" if engine.thinking else "")
+        raise RzooError(words, field="thinking", value=settings.thinking, fix="leave thinking out")
+    return plan
+
+
+def _boxed(task: Task, settings: Settings) -> Task:
+    """The task with the user's own sandbox around what it runs."""
+    if not (task.runs_code and settings.sandbox and task.scorer):
+        return task
+    return replace(task, scorer=partial(task.scorer, command=settings.sandbox))
 
 
 @dataclass(frozen=True)

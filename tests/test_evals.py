@@ -168,6 +168,11 @@ WISHES = [
 ]
 
 
+def test_thinking_is_not_switched_in_plain_text():
+    with pytest.raises(RzooError, match="no thinking to switch in plain text"):
+        evaluate(Pretended(echo, chat=True, thinking="no_think"), TASK, thinking=True, raw=True)
+
+
 @pytest.mark.parametrize(("settings", "task", "words"), WISHES, ids=[words[:30] for _, _, words in WISHES])
 def test_a_wish_that_makes_no_sense_is_refused_in_words(settings, task, words):
     with pytest.raises(RzooError) as error:
