@@ -126,8 +126,9 @@ def run(
     """Prunes a model to a budget and writes it to `out`, a folder in Hugging Face form: {"before", "after", "pruned"},
     Facts each, "pruned" before healing and only where there was any; "after" also holds the config.
 
-    text: half of its tokens or more calibrate and heal, the rest judge. steps: of healing, whose states lie in the
-    folder `out`.healing until it is done; the same call goes on where one was stopped. healing: shows its progress.
+    text: its last rows, sixteen or a quarter and at least eight, judge; the others calibrate and heal. steps: of
+    healing, whose states lie in the folder `out`.healing until it is done; the same call goes on where one was stopped.
+    healing: shows its progress.
     Raises RzooError before anything is written for what `prune`, `split_rows` and Budget refuse, and for a folder that
     is not empty.
     """
@@ -162,6 +163,7 @@ def _itemsize(lm: LM) -> float:
 
 
 def _healed(child: LM, parent: LM, rows: np.ndarray, steps: int, states: Path, healing: Any) -> LM:
+    states.mkdir(exist_ok=True)  # so that a run that is stopped before its first save goes on, too
     if healing is None:
         return heal(child, parent, rows, steps, folder=states)
     with healing() as progress:
