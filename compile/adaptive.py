@@ -98,37 +98,33 @@ class MixedPrecisionScheduler:
 
 
 def calibrate(model: Any, tokens: Any) -> dict[str, Range]:
-    """Module ("layers.7.mlp") -> what values `tokens` (of another model: its input) make in it, computed in float32."""
+    """Module ("layers.7.mlp") -> what values `tokens` (of another model: its input) make in it, computed in float32,
+    one operation at a time.
+    """
     function, params = as_function(model)
     traced = jax.make_jaxpr(function)(params, tokens)
-    names = dict.fromkeys(name for name in _names(traced.jaxpr, TOP))
+    found: dict[str, np.ndarray] = {}
 
-    @jax.jit
-    def seen(*leaves: Any) -> dict[str, Array]:
-        found = {name: jnp.zeros(4) for name in names}
+    def note(name: str, values: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for value in filter(_is_float, (*values, *outputs)):
+            old, new = found.get(name, np.zeros(4)), np.asarray(_counted(value), float)
+            found[name] = np.append(max(old[0], new[0]), old[1:] + new[1:])
 
-        def note(name: str, values: Sequence[Any], outputs: Sequence[Any]) -> None:
-            for value in filter(_is_float, (*values, *outputs)):
-                found[name] = _joined(found[name], _counted(value))
-
-        _run(traced, leaves, TOP, lambda _, __, values: values, note)
-        return found
-
-    counts = {name: [float(n) for n in row] for name, row in seen(*jax.tree.leaves((params, tokens))).items()}
-    shares = {name: (below / max(some, 1), above / max(some, 1)) for name, (_, below, above, some) in counts.items()}
-    return {name: Range(counts[name][0], *shares[name]) for name in names if counts[name][3]}
+    _run(traced, jax.tree.leaves((params, tokens)), TOP, lambda _, __, values: values, note)
+    return {
+        name: Range(float(largest), float(below / some), float(above / some))
+        for name, (largest, below, above, some) in found.items()
+        if some
+    }
 
 
+@jax.jit
 def _counted(value: Any) -> Array:
     """Largest magnitude, how many lie below and above fp16's range, and how many are not zero."""
     size = jnp.abs(jnp.asarray(value, jnp.float32))
     size = jnp.where(jnp.isfinite(size), size, 0)
     below, above = (size > 0) & (size < SMALLEST), size > LARGEST
     return jnp.stack([size.max(initial=0), *(mask.sum(dtype=jnp.float32) for mask in (below, above, size > 0))])
-
-
-def _joined(a: Array, b: Array) -> Array:
-    return jnp.concatenate([jnp.maximum(a[:1], b[:1]), a[1:] + b[1:]])
 
 
 def as_function(model: Any) -> tuple[Callable[[Any, Any], Any], dict[str, Any]]:
@@ -224,12 +220,6 @@ def _name(equation: Any, scope: str) -> str:
     """The innermost module whose call an equation belongs to."""
     scopes = str(equation.source_info.name_stack).split("/")
     return next((name.removeprefix(MARK) for name in reversed(scopes) if name.startswith(MARK)), scope)
-
-
-def _names(jaxpr: Any, scope: str) -> Iterator[str]:
-    for equation in jaxpr.eqns:
-        name, inner = _name(equation, scope), _inside(equation)
-        yield from [name] if inner is None else _names(inner.jaxpr, name)
 
 
 def _is_float(value: Any) -> bool:

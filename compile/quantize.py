@@ -39,6 +39,7 @@ SCALE = "float16"  # of the scales of groups: one in float32 for 32 codes of 4 b
 HEAD = "int8:g32"  # one scale for each of 248,000 outputs was seen to cost a head much of its quality
 KEPT = ("router.weight", "indexer.*")  # small, and they decide what is computed
 GROUP = 32  # where a scheme states none
+FORM = re.compile(r"(int8|int4|int2)(?::(channel|g[1-9]\d{0,5}))?(:sym)?")
 EXAMPLES = "int8, int8:channel, int4, int4:g128, int4:g32:sym, w8a8"
 
 
@@ -82,12 +83,17 @@ def scheme_named(text: str) -> Scheme:
     """The scheme called `text`. Raises RzooError for what is none."""
     if text == "w8a8":
         return Scheme(codes="int8", activations="int8")
-    found = re.fullmatch(r"(int8|int4|int2)(?::(channel|g[1-9]\d{0,5}))?(:sym)?", str(text))
+    found = FORM.fullmatch(str(text))
     if found is None:
         raise RzooError(f"weights ({text}) is no scheme; known: {EXAMPLES}", field="weights", value=text)
     codes, size, symmetric = found.groups(default="")
     group = None if size == "channel" else int(size[1:] or GROUP)
     return Scheme(codes=codes, group=group, asymmetric=codes == "int4" and not symmetric)
+
+
+def is_scheme(text: Any) -> bool:
+    """Whether scheme_named knows it."""
+    return text == "w8a8" or FORM.fullmatch(str(text)) is not None
 
 
 def schemes_for(config: Any, weights: Any) -> dict[str, Scheme]:
@@ -176,6 +182,18 @@ def quantized(config: Any, path: str, value: Any, scheme: Scheme) -> Quantized:
         raise RzooError(f"{path} holds values that are not finite", field=path, fix=fix)
     codes, scale, offset = (None if part is None else part.reshape(*lead, -1, part.shape[-1]) for part in coded)
     return Quantized(codes, scale, offset, (1, scheme.block_of(inputs)), value.shape, scheme.activations)
+
+
+def quantized_shape(config: Any, path: str, scheme: Scheme) -> Quantized:
+    """What quantized would give, of shapes alone."""
+    inputs, (axes, weight) = inputs_of(config, path), abstract_weights(config)[path]
+    lead = weight.shape[:1] if axes[0] == "e" else ()
+    rows = math.prod(weight.shape[len(lead) :]) // inputs
+    width = scheme.block_of(inputs)
+    of = lambda columns, dtype: jax.ShapeDtypeStruct((*lead, rows, columns), jnp.dtype(dtype))  # noqa: E731
+    scale = of(-(-inputs // width), "float32" if scheme.group is None else SCALE)
+    offset = scale if scheme.asymmetric else None
+    return Quantized(of(inputs, scheme.codes), scale, offset, (1, width), weight.shape, scheme.activations)
 
 
 def quantized_bytes(config: Any, schemes: Mapping[str, Scheme], dtype: str) -> int:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from rzoo.compile.storage import can_be_laid, lay_out
 from rzoo.models.attention import by_kv_head, by_query_head, visible
+from rzoo.models.cache import Coded
 from rzoo.models.moe import experts_in_tiles
 from rzoo.models.registry import Params
 from rzoo.models.weights import Numerics, Quantized, Storage, Stored, summed_axes
@@ -53,8 +54,8 @@ def products_in_sums(config: Any, params: Params) -> Params:
 
 def attend_in_sums(
     q: Float[Array, "b t h c"],
-    keys: Float[Array, "b k s c"],
-    values: Float[Array, "b k s z"],
+    keys: Float[Array, "b k s c"] | Coded,
+    values: Float[Array, "b k s z"] | Coded,
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
@@ -62,6 +63,7 @@ def attend_in_sums(
     """attend (models/attention.py) without a dot, for which XLA lays the keys of one row out anew, s last."""
     wide = jnp.dtype(numerics.accumulate)
     grouped = by_kv_head(q, keys.shape[1]).astype(numerics.compute).astype(wide)
+    keys, values = (a.dense() if isinstance(a, Coded) else a for a in (keys, values))
     by_group = lambda a: a.astype(numerics.compute).astype(wide)[:, :, None, None]  # noqa: E731
     scores = (grouped[..., None, :] * by_group(keys)).sum(axis=-1) * scale
     seen = visible(starts, q.shape[1], jnp.arange(keys.shape[2]))[:, None, None]

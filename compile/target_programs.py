@@ -41,9 +41,9 @@ CHUNK = 512  # tokens of a row in one call of prefill_chunk
 class Job:
     """What to compile. model: a preset's name or the fields of a config.json. mesh: axis -> devices; empty: one device.
     kv: "split" or "copied" where devices are more than KV heads. phase: "decode" or "prefill". context: tokens that the
-    cache has room for. weights: one of shapes.KINDS. stacked: runs of equal layers as loops. forms: field of Forms ->
-    name of a form (kernels.py). products: "dots", or "sums" (sums.py) on one device and unstacked. hlo: where the
-    scheduled program is written, None for nowhere. options: XLA's.
+    cache has room for. weights: one of shapes.KINDS or a scheme. stacked: runs of equal layers as loops. forms: field
+    of Forms -> name of a form (kernels.py). products: "dots", or "sums" (sums.py) on one device and unstacked. hlo:
+    where the scheduled program is written, None for nowhere. options: XLA's.
     """
 
     model: Any

@@ -138,7 +138,9 @@ class Quantized:
     def _sums(self, x: Array, codes: Array, numerics: Numerics) -> Array:
         """x [..., b, w] and codes [m, b, w] -> [..., b, m], the blocks apart."""
         if self.activations is None:
-            return numerics.dot_accumulated("...bw,mbw->...bm", x, codes)
+            # Else XLA:GPU joins products of one input (q, k, v), for which it copies the codes, wide and transposed.
+            own = jax.lax.optimization_barrier(x) if x.shape[-2] > 1 else x
+            return numerics.dot_accumulated("...bw,mbw->...bm", own, codes)
         largest = jnp.abs(x.astype(jnp.float32)).max(axis=-1, keepdims=True)
         scale = jnp.where(largest > 0, largest / 127, 1)
         rounded = jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8)

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 import rzoo
+from rzoo.checkpoint.load import peak_bytes
+from rzoo.checkpoint.opened import open_checkpoint, quantizing
 from rzoo.compile.kernels import policy_forms
 from rzoo.compile.quantize import fitted, quantize, quantized_bytes, scheme_named, schemes_for
+from rzoo.compile.shapes import weight_shapes
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models import registry, weights
 from rzoo.models.weights import Numerics, Quantized
+from rzoo.sharding.fit import largest_weight_bytes
 from rzoo.sharding.place import place
 from tests.tiny import DIVISIBLE, TINY
 
@@ -120,6 +124,7 @@ def test_a_quantized_model_computes_as_its_dequantized_weights_do(family):
     np.testing.assert_allclose(q(IDS), dense.with_params(by_hand)(IDS), atol=2e-3)
 
 
+@pytest.mark.report("G06")
 def test_the_file_of_a_step_gives_back_codes_and_scheme(lm, tmp_path):
     for scheme in ("int4:g16", "w8a8"):
         q = quantize(lm, scheme)
@@ -159,6 +164,9 @@ def test_loading_quantizes_one_weight_at_a_time_to_the_same_bits(lm, tmp_path, c
     narrow = rzoo.load(tmp_path / "model", weights="int4:g16", record=False)
     same_bits(narrow.params, quantize(wide, "int4:g16").params)
     assert "int4:g16, int8:g32, the rest float32 in memory" in capsys.readouterr().err
+    opened = quantizing(open_checkpoint(tmp_path / "model"), "int4:g16", None)
+    one = largest_weight_bytes(lm.config, "float32")
+    assert peak_bytes(opened, "float32", None) == quantized_bytes(lm.config, opened.schemes, "float32") + one
     split = rzoo.load(tmp_path / "model", weights="int4:g8", mesh={"tensor": 4}, quiet=True, record=False)
     same_bits(split.params, quantize(wide, "int4:g8").params)
 
@@ -168,6 +176,16 @@ def test_bytes_are_counted_before_anything_is_read(lm):
     counted = quantized_bytes(lm.config, schemes, "float32")
     leaves = jax.tree.leaves(quantize(lm, "int4:g16").params)
     assert counted == sum(leaf.size // 2 if leaf.dtype == "int4" else leaf.nbytes for leaf in leaves)
+
+
+def test_the_shapes_that_are_planned_are_those_that_are_made():
+    config = TINY["deepseek-v3"]
+    planned = weight_shapes(config, "int4:g16")
+    made = quantize(LM(config, registry.initialize(config)), "int4:g16").params
+    assert jax.tree.structure(planned) == jax.tree.structure(made)
+    for path in (path for path, value in made.items() if isinstance(value, Quantized)):
+        found, expected = ([(a.shape, a.dtype) for a in jax.tree.leaves(one[path])] for one in (planned, made))
+        assert found == expected
 
 
 def test_an_export_holds_the_values_that_the_codes_stand_for(lm, tmp_path):
