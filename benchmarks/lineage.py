@@ -9,6 +9,7 @@ of the seeds, beside their median. FLOPs of attention are those that XLA counts 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ from rzoo.train.loop import Bar, curve, fit
 DEEPER = 4  # chains longer by so many than any of the training are asked, too
 ASKED = 50  # chains of each depth
 TARGET = 2.3  # the brief's ratio
+GUESSES = 4
 EARLY = 200  # steps of a run without the bias update
 KEYS = 256  # positions that attention is counted for
 TEMPERATURES = (0.0, 0.1, 0.6)
@@ -53,6 +55,26 @@ def repetition(lm: Any, temperature: float) -> float:
     answers = rzoo.generate(lm, asked, max_new_tokens=80, temperature=temperature, seed=1)
     pieces = [[a.tokens[i : i + 8] for i in range(len(a.tokens) - 7)] for a in answers]
     return float(np.mean([1 - len(set(own)) / len(own) for own in pieces if own]))
+
+
+def drafts(lm: Any) -> dict[str, float]:
+    """What the module for a second token gains on the longest chains, alone and one after another: tokens a pass with
+    GUESSES guesses, share of single guesses that are taken, speed over decoding without guesses.
+    """
+    rng = np.random.default_rng(1_000_004)
+    asked = [chain(rng, RECIPES["r1-tiny"].depths).prompt for _ in range(8)]
+
+    def answers(**options: Any) -> tuple[list[Any], float]:
+        rzoo.generate(lm, asked[0], max_new_tokens=80, **options)  # compiles
+        start = time.perf_counter()
+        found = [rzoo.generate(lm, prompt, max_new_tokens=80, **options) for prompt in asked]
+        return found, time.perf_counter() - start
+
+    (free, slow), (single, _) = answers(), answers(draft="mtp", draft_tokens=1)
+    several, fast = answers(draft="mtp", draft_tokens=GUESSES)
+    assert [a.tokens for a in free] == [a.tokens for a in single] == [a.tokens for a in several]
+    mean = lambda found: float(np.mean([a.tokens_per_pass for a in found]))  # noqa: E731
+    return {"accepted": mean(single) - 1, "tokens": mean(several), "speed": slow / fast}
 
 
 def dense(lm: Any) -> Any:
@@ -103,6 +125,7 @@ def measured(name: str, folder: Path, seed: int, steps: int | None) -> dict[str,
     found: dict[str, Any] = {"accuracies": accuracies, "solved": solved_depth(accuracies), "load": load_of(lm, recipe)}
     if recipe.thinks:
         found["repetition"] = {str(t): repetition(lm, t) for t in TEMPERATURES}
+        found["drafts"] = drafts(lm)
         found["dense"] = accuracy(dense(lm), recipe.depths)
         found["flops"] = attention_flops(lm, KEYS)
     return found
@@ -138,6 +161,9 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]], loads: Mapping[str,
     return {
         f"FLOPs of attention to {KEYS} keys, gathered / dense": spread(gathered),
         "the same with those of choosing": spread(whole),
+        "single guesses of the second-token module taken": spread([run["drafts"]["accepted"] for run in r1]),
+        f"tokens a pass with {GUESSES} guesses": spread([run["drafts"]["tokens"] for run in r1]),
+        "speed with them / without": spread([run["drafts"]["speed"] for run in r1]),
         "points lost by gathering": spread([100 * (run["dense"] - run["accuracies"][longest]) for run in r1]),
         **{f"repetition at temperature {t}": spread([run["repetition"][str(t)] for run in r1]) for t in TEMPERATURES},
         "solved depth, thinking": spread(thinking),
