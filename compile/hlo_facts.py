@@ -155,11 +155,3 @@ def overlaps(program: Program) -> list[Overlap]:
             read = sum(program.traffic(i)[0] for i in between)
             found.append(Overlap(kind, start.name, program.traffic(start)[0], len(between), read))
     return found
-
-
-def table(found: list[Overlap]) -> str:
-    """The overlaps as a table in Markdown."""
-    rows = [f"| {o.kind} | {o.name} | {o.bytes} | {o.launches} | {o.read} |" for o in found]
-    return "\n".join(
-        ["| collective | name | bytes | launches meanwhile | bytes read meanwhile |", "|---|---|---|---|---|", *rows]
-    )

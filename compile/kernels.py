@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from rzoo.compile import native
 from rzoo.compile.precision import numerics_by_kind
 from rzoo.compile.sums import attend_in_sums, experts_in_sums
 from rzoo.core import RzooError, closest
@@ -100,10 +103,29 @@ class LibraryAttention:
         return jax.nn.dot_product_attention(q, keys, values, mask=seen[:, None], scale=scale, implementation=library)
 
 
+def attend_native(
+    q: Array, keys: Array, values: Array, starts: Array, scale: float, numerics: Numerics, suffix: str = ""
+) -> Array:
+    """attend_in_blocks, for one query a row in float32 by the kernel of native.cc where it can be had."""
+    in_blocks = partial(attend_in_blocks, scale=scale, numerics=numerics)
+    b, t, h, c = q.shape
+    types = {a.dtype for a in (q, keys, values)} | {jnp.dtype(numerics.compute)}
+    fits = t == 1 and types == {jnp.dtype("float32")} and c % 16 == values.shape[-1] % 16 == 0
+    if not fits or native.unavailable():
+        return in_blocks(q, keys, values, starts)
+    call = jax.ffi.ffi_call(f"rzoo_attend{suffix}", jax.ShapeDtypeStruct((b, h, values.shape[-1]), jnp.float32))
+    kernel = lambda q, *rest: call(q[:, 0], *rest, scale=np.float32(scale))[:, None]  # noqa: E731
+    return jax.lax.platform_dependent(q, keys, values, starts, cpu=kernel, default=in_blocks)  # type: ignore[no-any-return]
+
+
 # Field of Forms -> name in records -> what it can be. The first of each field is its reference.
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "attend_prefill": {"reference": attend, **{f"blocks of {n}": AttendInBlocks(n) for n in (128, 256, 1024)}},
-    "attend_decode": {"reference": attend, **{f"blocks of {n}": AttendInBlocks(n) for n in (32, 128, 256)}},
+    "attend_decode": {
+        "reference": attend,
+        **{f"blocks of {n}": AttendInBlocks(n) for n in (32, 128, 256)},
+        "native": attend_native,
+    },
     "latent_attend_prefill": {
         "reference": attend_naive,
         "naive in blocks": attend_naive_in_blocks,

@@ -102,6 +102,15 @@ def markdown(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) ->
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def overlap_table(plan: Plan) -> str:
+    """The collectives of a plan's program, and what is launched while each of them is under way."""
+    if not plan.overlaps:
+        return "no collective runs beside other work: none was compiled"
+    columns = ("collective", "name", "sent", "launches meanwhile", "read meanwhile")
+    rows = [(o["kind"], o["name"], size(o["bytes"]), str(o["launches"]), size(o["read"])) for o in plan.overlaps]
+    return markdown(rows, columns)
+
+
 @dataclass(frozen=True)
 class Demand:
     """What a day of requests asks for. prompt, answer: tokens/s of each, on average. replicas: copies of the planned

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from rzoo.compile import hlo, shapes
 from rzoo.compile.aot import decode_program, prefill_program
+from rzoo.compile.hlo_facts import overlaps
 from rzoo.compile.kernels import form_named, policy_forms
 from rzoo.compile.sums import products_in_sums
 from rzoo.compile.targets import target
@@ -188,8 +189,9 @@ def read(compiled: Any, lowered: Lowered, name: str) -> dict[str, Any]:
 
 
 def facts(text: str) -> dict[str, Any]:
-    """What a scheduled program does in one run, in JSON's types: see hlo.Costs."""
-    costs = hlo.parse(text).costs
+    """What a scheduled program does in one run, in JSON's types: see hlo.Costs and hlo_facts.Overlap."""
+    program = hlo.parse(text)
+    costs = program.costs
     exchanged = [
         {"kind": kind, "devices": list(group), "count": count, "bytes": size}
         for (kind, group), (count, size) in sorted(costs.collectives.items())
@@ -201,6 +203,7 @@ def facts(text: str) -> dict[str, Any]:
         "kinds": dict(sorted(costs.kinds.items())),
         "collectives": exchanged,
         "unknown_loops": costs.unknown_loops,
+        "overlaps": [vars(found) for found in overlaps(program)],
     }
 
 

@@ -98,7 +98,7 @@ def report(
     coded = {path for path, value in after.items() if isinstance(value, Quantized)}
     sizes = {path: int(np.prod(value.shape)) for path, value in after.items()}
     return quantized, QuantizationReport(
-        model=lm.about.source,
+        model=lm.about.source.split(" from ")[0],
         weights=weights if isinstance(weights, str) else ", ".join(f"{k}: {v}" for k, v in weights.items()),
         before=device_bytes(before),
         after=device_bytes(after),

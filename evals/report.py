@@ -9,7 +9,7 @@ from rzoo.evals.summary import Result
 
 HEADINGS = ("task", "score", "95 %", "n", "samples", "unparsed", "truncated", "tokens", "seconds", "asked as")
 # Shown below the table, where a run has them.
-FURTHER = ("accuracy_strict", "accuracy_norm", "accuracy_finished", "macro_f1", "ece_10_bin", "brier", "no_room_rate")
+FURTHER = ("accuracy_strict", "accuracy_norm", "accuracy_finished", "macro_f1", "ece_10_bin", "brier")
 WIDTH, ROW, LEFT = 640, 22, 190  # of the picture, in pixels: in all, of a bar's line, of the names
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
@@ -48,6 +48,7 @@ def asked_as(result: Result) -> str:
 def further(result: Result) -> list[str]:
     """The other scores of a run, in words."""
     names = [name for name in result.scores if name in FURTHER or "@" in name]
+    names += ["no_room_rate"] if result.scores["no_room_rate"].mean else []
     return [f"{result.run.task.name} {name}: {_figure(result.scores[name])}" for name in names]
 
 

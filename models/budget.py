@@ -1,13 +1,13 @@
 """How much of each layer to keep: costs from shapes, and sizes within a budget, uniform or most loss-neutral first."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rzoo.core import RzooError
 from rzoo.models.deepseek import DeepSeekConfig
-from rzoo.models.prune import Sizes, config_of, remaining, sizes_of
+from rzoo.models.prune import Sizes, config_of, sizes_of
 from rzoo.models.registry import abstract_weights
 
 UNITS = ("parameters", "bytes", "flops")
@@ -50,11 +50,22 @@ class Costs:
 
     def of(self, sizes: Sequence[Sizes]) -> int:
         """The cost of a model whose layers have these sizes."""
-        active = self.config.experts.active if getattr(self.config, "experts", None) else None
-        stays = remaining(self.config, sizes)
-        each = (self.layers[i].parameters(sizes[i], active if self.unit == "flops" else None) for i in stays)
-        scale = {"parameters": 1.0, "bytes": self.itemsize, "flops": 2.0}[self.unit]
-        return int(scale * (self.outside + sum(each)))
+        return int(self.scale * self.outside + sum(self.layer(i, own) for i, own in enumerate(sizes)))
+
+    @property
+    def scale(self) -> float:
+        """The cost of one parameter."""
+        return {"parameters": 1.0, "bytes": self.itemsize, "flops": 2.0}[self.unit]
+
+    def layer(self, number: int, sizes: Sizes) -> float:
+        """What one layer adds."""
+        experts = getattr(self.config, "experts", None)
+        active = experts.active if experts and self.unit == "flops" else None
+        return self.scale * self.layers[number].parameters(sizes, active)
+
+    def saved(self, sizes: Sequence[Sizes], move: "Move") -> float:
+        """By how much a move lowers the cost."""
+        return sum(self.layer(i, sizes[i]) - self.layer(i, move.smaller(sizes[i])) for i in move.layers)
 
 
 def costs_of(config: Any, unit: str = "parameters", itemsize: float = 4.0) -> Costs:
@@ -101,15 +112,18 @@ class Move:
 
     def applied(self, sizes: Sequence[Sizes]) -> tuple[Sizes, ...]:
         """The sizes after it."""
-        smaller = lambda own: replace(own, **{f: min(getattr(own, f), self.size) for f in self.fields})  # noqa: E731
-        return tuple(smaller(own) if i in self.layers else own for i, own in enumerate(sizes))
+        return tuple(self.smaller(own) if i in self.layers else own for i, own in enumerate(sizes))
+
+    def smaller(self, own: Sizes) -> Sizes:
+        """One of its layers after it."""
+        return replace(own, **{field: min(getattr(own, field), self.size) for field in self.fields})
 
 
 def width_step(width: int) -> int:
-    """The unit in which feed-forward widths shrink: 256, which Hugging Face's nemotron-nas can say, where that is at
-    most an eighth; else an even number near a sixteenth.
+    """The unit in which feed-forward widths shrink: multiples of 256, which Hugging Face's nemotron-nas can say, where
+    these leave a choice; about a sixteenth.
     """
-    return 256 if width % 256 == 0 and width >= 1024 else max(2, width // 32 * 2)
+    return -(-width // 4096) * 256 if width % 256 == 0 and width >= 1024 else max(2, width // 32 * 2)
 
 
 def moves_of(config: Any) -> tuple[Move, ...]:
@@ -164,27 +178,28 @@ def shares_of_heads(config: Any) -> list[tuple[Sizes, ...]]:
     return [part(n) for n in range(unit - 1, 0, -1)]
 
 
-def greedy(costs: Costs, losses: Mapping[Move, float], limit: int, start: Sequence[Sizes] | None = None) -> Any:
+def greedy(
+    costs: Costs, losses: Mapping[Move, float], limit: int, start: Sequence[Sizes] | None = None
+) -> tuple[tuple[Sizes, ...], float]:
     """(sizes within `limit`, their loss): moves in the order of loss per saved unit, then those taken back that the
     budget still has room for, the costliest first.
 
     losses: of each move alone, in nats a token; they are added up. start: sizes to begin with. Raises RzooError with
     the nearest feasible value where all moves together are not enough.
     """
-    base = tuple(start or sizes_of(costs.config))
+    sizes = base = tuple(start or sizes_of(costs.config))
     taken: dict[str, Move] = {}
-    now = costs.of(base)
-    while now > limit:
-        best = min(_steps(costs, losses, base, taken, now), default=None, key=lambda step: step[:2])
+    while costs.of(sizes) > limit:
+        best = min(_steps(costs, losses, sizes, taken), default=None, key=lambda step: step[:2])
         if best is None:
-            raise infeasible(limit, now, costs.unit)
-        _, now, move = best
-        taken[move.part] = move
+            raise infeasible(limit, costs.of(sizes), costs.unit)
+        taken[best[2].part] = best[2]
+        sizes = best[2].applied(sizes)
     _take_back(costs, losses, base, taken, limit)
-    return _after(base, taken.values()), sum(losses[move] for move in taken.values())
+    return _after(base, taken.values()), sum((losses[move] for move in taken.values()), 0.0)
 
 
-def _after(base: Sequence[Sizes], moves: Any) -> tuple[Sizes, ...]:
+def _after(base: Sequence[Sizes], moves: Iterable[Move]) -> tuple[Sizes, ...]:
     sizes = tuple(base)
     for move in moves:
         sizes = move.applied(sizes)
@@ -192,18 +207,22 @@ def _after(base: Sequence[Sizes], moves: Any) -> tuple[Sizes, ...]:
 
 
 def _steps(
-    costs: Costs, losses: Mapping[Move, float], base: Sequence[Sizes], taken: Mapping[str, Move], now: int
-) -> Iterator[tuple[float, int, Move]]:
-    """(loss per saved unit, cost after it, move) of each move that saves something and leaves attention somewhere."""
+    costs: Costs, losses: Mapping[Move, float], sizes: Sequence[Sizes], taken: Mapping[str, Move]
+) -> Iterator[tuple[float, float, Move]]:
+    """(loss per saved unit, minus what it saves, move) of each move that saves something and leaves attention
+    somewhere.
+    """
+    attending = {i for i, own in enumerate(sizes) if own.groups}
     for move, loss in losses.items():
         before = taken.get(move.part)
         if before is not None and before.size <= move.size:
             continue
-        sizes = _after(base, [*(m for p, m in taken.items() if p != move.part), move])
-        after = costs.of(sizes)
-        if after < now and any(sizes[i].groups for i in remaining(costs.config, sizes)):
+        if "groups" in move.fields and not move.size and attending <= set(move.layers):
+            continue
+        saved = costs.saved(sizes, move)
+        if saved > 0:
             more = max(loss - (losses[before] if before else 0.0), 1e-12)
-            yield more / (now - after), after, move
+            yield more / saved, -saved, move
 
 
 def _take_back(

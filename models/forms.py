@@ -34,6 +34,7 @@ CAPTURES = (
     "indexer_loss",
     "channels",
     "heads",
+    "gathered",
 )
 
 

@@ -65,11 +65,11 @@ def _block_sizes(block: BlockSpec) -> Sizes:
 
 def remaining(config: Any, sizes: Sequence[Sizes]) -> tuple[int, ...]:
     """The layers that are still there: all but those from which pruning took everything."""
-    return tuple(i for i, (now, before) in enumerate(zip(sizes, sizes_of(config), strict=True)) if _stays(now, before))
-
-
-def _stays(now: Sizes, before: Sizes) -> bool:
-    return now != Sizes(0) or now == before
+    if not isinstance(config, NemotronConfig):
+        return tuple(i for i, own in enumerate(sizes) if own != Sizes(0))
+    left = [_spec(config, i, own) for i, own in enumerate(sizes)]
+    nothing = BlockSpec(None, None)
+    return tuple(i for i, spec in enumerate(left) if spec != nothing or config.blocks[i] == nothing)
 
 
 def config_of(config: Any, sizes: Sequence[Sizes]) -> Any:
@@ -84,15 +84,23 @@ def config_of(config: Any, sizes: Sequence[Sizes]) -> Any:
     if isinstance(config, DeepSeekConfig):
         return _deepseek(config, sizes, layers)
     heads = _query_heads(config, sizes)
-    own = {sizes[i] for i in layers}
     if isinstance(config, LlamaConfig):
-        (first, *others) = own
+        (first, *others) = {sizes[i] for i in layers}
         if not others and first.channels:
             return replace(config, layers=len(layers), heads=heads, kv_heads=first.groups, ffn_width=first.channels)
         if config.qkv_bias or config.output_bias or config.mlp_bias:
             words = f"a {config.kind} model with biases must have equal layers: nemotron-nas has none"
-            raise RzooError(words, field="sizes", fix="prune it uniformly")
-    blocks = tuple(_spec(config, i, sizes[i]) for i in layers)
+            raise RzooError(words, field="sizes", fix="prune it uniformly (--method uniform)")
+    return as_blocks(config, blocks_of(config, sizes), heads)
+
+
+def blocks_of(config: LlamaConfig | NemotronConfig, sizes: Sequence[Sizes]) -> tuple[BlockSpec, ...]:
+    """The blocks of the layers that are left."""
+    return tuple(_spec(config, i, sizes[i]) for i in remaining(config, sizes))
+
+
+def as_blocks(config: LlamaConfig | NemotronConfig, blocks: tuple[BlockSpec, ...], heads: int) -> NemotronConfig:
+    """A nemotron-nas model of these blocks, else as its parent."""
     shared = ("vocab_size", "width", "head_width", "rope", "norm_eps", "context", "tied")
     return NemotronConfig(blocks=blocks, heads=heads, **{name: getattr(config, name) for name in shared})
 
@@ -153,17 +161,22 @@ def dense_params(config: Any, params: Params) -> Params:
 def cut(config: Any, params: Params, kept: Sequence[Kept]) -> tuple[Any, Params]:
     """The smaller model: its config, and its weights as slices of the parent's (per-layer arrays)."""
     sizes = [k.sizes for k in kept]
-    new, layers, params = config_of(config, sizes), remaining(config, sizes), dense_params(config, params)
+    new, layers = config_of(config, sizes), remaining(config, sizes)
     out: Params = {}
     for path, (axes, shape) in abstract_weights(new).items():
-        kind, _, rest = path.partition(".")
-        if kind != "layers":
-            out[path] = params[path]
-            continue
-        number, _, name = rest.partition(".")
-        layer = layers[int(number)]
-        out[path] = _sliced(params[f"layers.{layer}.{name}"], axes, shape.shape, _indices(config, layer, kept[layer]))
+        old, layer = of_parent(path, layers)
+        indices = {} if layer is None else _indices(config, layer, kept[layer])
+        out[path] = _sliced(params[old], axes, shape.shape, indices)
     return new, out
+
+
+def of_parent(path: str, layers: Sequence[int]) -> tuple[str, int | None]:
+    """Where a weight of a model that has only these `layers` of its parent lies in the parent: path and layer."""
+    kind, _, rest = path.partition(".")
+    if kind != "layers":
+        return path, None
+    number, _, name = rest.partition(".")
+    return f"layers.{layers[int(number)]}.{name}", layers[int(number)]
 
 
 def _sliced(value: Any, axes: Sequence[str], shape: Sequence[int], indices: Mapping[str, np.ndarray]) -> Any:

@@ -188,7 +188,7 @@ def held_as(value: Any) -> str:
     if isinstance(value, Quantized):
         both = " for both sides" if value.activations else ""
         return f"{value.codes.dtype.name}{both} in blocks of {value.block[0]}x{value.block[1]}"
-    return str(getattr(value, "dtype", type(value).__name__))
+    return str(getattr(value, "held_as", getattr(value, "dtype", type(value).__name__)))
 
 
 def _sums_rows(spec: str) -> bool:

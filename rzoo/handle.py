@@ -76,7 +76,8 @@ class LM:
         """What was loaded, from where and in which bits, in one line."""
         sizes = Counter[str]()
         for value in self.params.values():
-            sizes[held_as(value)] += sum(leaf.size for leaf in jax.tree.leaves(value))
+            if leaves := jax.tree.leaves(value):
+                sizes[held_as(value)] += sum(leaf.size for leaf in leaves)
         held = max(sizes, key=lambda kind: sizes[kind], default="no numbers")
         return f"{self.about.source} ({self.about.bits} in the file, {held} in memory)"
 
@@ -114,7 +115,8 @@ class LM:
         to each expert, [b, t, e]), "load" (tokens of each expert, [e]), "chosen" (positions that sparse attention
         keeps, [b, t, n], -1 for none; nothing where all are kept), "touched" (keys that covering attention reads for
         each query, [b, k, t]), "channels" (of a gated feed-forward, [b, t, f]), "heads" (what grouped attention gives,
-        [b, t, h, c]). Outside of a trace the program of the ids' bucket is compiled once and kept; inside
+        [b, t, h, c]), "gathered" (the channels of a feed-forward that reads few, [b, t, n]).
+        Outside of a trace the program of the ids' bucket is compiled once and kept; inside
         jax.grad, vmap or jit this is a plain function. Give jit the handle as an argument,
         `jax.jit(lambda lm, ids: lm(ids))(lm, ids)`: one that it closes over is compiled in as constants.
         Raises RzooError for ids that are no [b, t] of vocabulary ids.

@@ -14,7 +14,7 @@ import pytest
 
 import rzoo
 from rzoo.compile import deviceless, hlo, modelled
-from rzoo.compile.hlo_facts import Facts, facts, overlaps, table
+from rzoo.compile.hlo_facts import Facts, facts, overlaps
 
 pytestmark = pytest.mark.extras
 SMALL = 2**20  # bytes of what may be moved or widened: an eighth of one layer's keys
@@ -173,6 +173,5 @@ def test_collectives_are_asynchronous_and_gathers_run_beside_other_work(spread):
         found = overlaps(spread[rules].program)
         counted = next(one["count"] for one in spread[rules].part["collectives"] if one["kind"] == kind)
         assert len([one for one in found if one.kind == kind]) >= counted
-        print(table(found))
     beside = sum(one.bytes for one in found if one.launches)
     assert beside > 0.9 * sum(one.bytes for one in found)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from rzoo.compile import hlo
-from rzoo.compile.hlo_facts import facts, overlaps, step_of, table
+from rzoo.compile.hlo_facts import facts, overlaps, step_of
 
 CACHE = jnp.zeros((8, 256, 64), jnp.float32)
 ROW = jnp.ones((8, 1, 64), jnp.float32)
@@ -105,4 +105,3 @@ def test_facts_of_a_loop_count_as_often_as_it_runs():
 def test_what_runs_beside_a_collective_is_told():
     (one,) = overlaps(hlo.parse(TEXT))
     assert (one.kind, one.name, one.bytes, one.launches, one.read) == ("all-reduce", "start", 256, 1, 128)
-    assert table([one]).splitlines()[-1] == "| all-reduce | start | 256 | 1 | 128 |"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rzoo
+from rzoo.compile.quantize import quantize
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.budget import costs_of, greedy, moves_of, planned, uniform
@@ -14,7 +15,7 @@ from rzoo.models.nemotron import NemotronConfig
 from rzoo.models.presets import PRESETS
 from rzoo.models.prune import Kept, Sizes, at_random, config_of, cut, everything, refitted, select, sizes_of, zeroed
 from rzoo.models.registry import config_from_hf, count_parameters, initialize
-from rzoo.train.prune import Calibration, calibrate, log_perplexity, losses_of, prune, split_rows
+from rzoo.train.prune import Calibration, calibrate, checked_costs, log_perplexity, losses_of, prune, split_rows
 from tests.tiny import TINY, V3_EXPERTS
 
 IDS = np.random.default_rng(0).integers(0, 97, (2, 12)).astype(np.int32)
@@ -74,7 +75,7 @@ def test_a_nemotron_parent_keeps_its_linear_maps_and_loses_a_layer_exactly(model
     np.testing.assert_allclose(logits_of(config, params), logits_of(lm.config, silent), atol=1e-5)
 
 
-@pytest.mark.report("G22", "G24")
+@pytest.mark.report("G22")
 def test_fewer_experts_keep_the_kind_the_router_and_the_groups(models, calibrated):
     lm = models["deepseek-v3"]
     sizes = (Sizes(4, 32), Sizes(4, 0, 4))
@@ -88,6 +89,7 @@ def test_fewer_experts_keep_the_kind_the_router_and_the_groups(models, calibrate
     assert np.isfinite(logits_of(config, params)).all() and config_from_hf(config.to_hf()) == config
 
 
+@pytest.mark.report("G24")
 def test_layers_that_no_kind_can_say_are_refused():
     with pytest.raises(RzooError, match="biases must have equal layers"):
         config_of(TINY["qwen2"], (Sizes(2, 48), Sizes(2, 40)))
@@ -95,6 +97,9 @@ def test_layers_that_no_kind_can_say_are_refused():
         config_of(TINY["llama"], (Sizes(2, 48), Sizes(1, 48)))
     with pytest.raises(RzooError, match="one number of heads, one of experts"):
         config_of(replace(TINY["deepseek-v3"], layers=3), (Sizes(4, 48), Sizes(4, 0, 8), Sizes(4, 0, 4)))
+    biased = LM(TINY["qwen2"], initialize(TINY["qwen2"]))
+    with pytest.raises(RzooError, match="prune it uniformly"):  # before anything is calibrated or measured
+        checked_costs(biased, int(0.9 * count_parameters(biased.config)), "parameters", "greedy")
     with pytest.raises(RzooError, match="no layer with attention"):
         config_of(TINY["llama"], (Sizes(0, 48), Sizes(0, 48)))
 
@@ -177,6 +182,10 @@ def test_a_pruned_model_is_exported_and_loads_with_the_same_logits(models, calib
     rzoo.export(pruned.lm, tmp_path / "model")
     again = rzoo.load(tmp_path / "model", dtype="float32")
     assert again.config == pruned.lm.config and (again(IDS) == pruned.lm(IDS)).all()
+    spread = rzoo.load(tmp_path / "model", dtype="float32", mesh={"data": 2})
+    np.testing.assert_allclose(spread(IDS), pruned.lm(IDS), atol=1e-4)
+    with pytest.raises(RzooError, match="a model on a mesh can't be pruned"):
+        calibrate(spread, IDS)
 
 
 def test_twins_have_the_same_shapes_and_other_weights(models, calibrated):
@@ -199,5 +208,7 @@ def test_mistakes_are_refused_before_anything_is_measured(models, calibrated):
         prune(lm, data, 10**9)
     with pytest.raises(RzooError, match=r"unit \(watts\) must be one of"):
         costs_of(lm.config, "watts")
+    with pytest.raises(RzooError, match="held in blocks and can't be pruned"):
+        calibrate(quantize(lm, "int8"), data.rows)
     with pytest.raises(RzooError, match="60 tokens in whole rows of 12; at least 192 are needed"):
         split_rows(np.zeros((5, 12), np.int32))

@@ -12,13 +12,14 @@ import numpy as np
 from rzoo.checkpoint import fp8 as blocks
 from rzoo.checkpoint.huggingface import CONFIG, GENERATION_CONFIG, write_folder
 from rzoo.checkpoint.names import mtp_copies, sources
+from rzoo.compile.blocks import BlockQuantized
 from rzoo.compile.programs import on_host
 from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.registry import family_of
 from rzoo.models.stacking import unstack
-from rzoo.models.weights import Quantized
+from rzoo.models.weights import Quantized, Storage
 
 
 def export(
@@ -100,13 +101,15 @@ def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _as_in_files(value: Any, lm: LM) -> Any:
-    """Integer codes as the numbers that they stand for; all else as it is."""
+    """Integer codes and blocks of GGUF as the numbers that they stand for; all else as it is."""
+    if isinstance(value, BlockQuantized):
+        return value.dense().astype(_dtype(lm))
     plain_codes = isinstance(value, Quantized) and not _in_blocks(value)
     return value.dequantize(_dtype(lm)) if plain_codes else value
 
 
 def _entry(stack: Any, i: int) -> Any:
-    return stack.entry(i) if isinstance(stack, Quantized) else stack[i]
+    return stack.entry(i) if isinstance(stack, Storage) else stack[i]
 
 
 def _written(name: str, parts: list[Any], shape: tuple[int, ...], fp8: bool) -> Iterator[tuple[str, np.ndarray]]:

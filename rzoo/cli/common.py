@@ -19,7 +19,8 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Model = Annotated[str, typer.Argument(help="A preset (see `rzoo models`), a folder, a .gguf file or a hub id.")]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32, bfloat16, float16, or fp8 (blocks kept); default: float32 if it fits.")
+    str | None,
+    typer.Option(help="float32, bfloat16, float16, or fp8 or file (blocks kept); default: float32 if it fits."),
 ]
 Policy = Annotated[
     str, typer.Option(help="exact (float32), stored (the held type, float32 sums) or fast (within a KL bound).")

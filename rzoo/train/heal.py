@@ -29,7 +29,7 @@ def heal(
     steps: int,
     *,
     batch: int = 4,
-    peak: float = 3e-4,
+    peak: float = 1e-4,
     hidden: float = 0.0,
     seed: int = 0,
     folder: str | Path | None = None,

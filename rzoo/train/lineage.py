@@ -99,14 +99,13 @@ def learn(
     steps: int | None = None,
     seed: int = 0,
     progress: bool = False,
-    objective: Objective | None = None,
 ) -> LM:
     """Trains a member of the lineage, or goes on with the one in `folder`; progress: a bar on the terminal.
 
     Raises RzooError for an unknown name and for a folder that holds something else.
     """
     wanted = recipe(name) if steps is None else replace(recipe(name), steps=steps)
-    options = {"optimizer": wanted.optimizer(), "objective": objective or wanted.objective(), "folder": folder}
+    options = {"optimizer": wanted.optimizer(), "objective": wanted.objective(), "folder": folder}
     with Bar(name, wanted.steps, shown=progress) as bar:
         return fit(untrained(name, seed), partial(batch, wanted, seed), wanted.steps, progress=bar.update, **options)
 

@@ -18,7 +18,19 @@ from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.budget import Costs, Move, costs_of, greedy, moves_of, shares_of_heads, uniform
-from rzoo.models.prune import Importance, Kept, Sizes, at_random, config_of, cut, refitted, select, sizes_of, zeroed
+from rzoo.models.prune import (
+    Importance,
+    Kept,
+    Sizes,
+    at_random,
+    config_of,
+    cut,
+    dense_params,
+    refitted,
+    select,
+    sizes_of,
+    zeroed,
+)
 from rzoo.models.registry import abstract_weights
 from rzoo.models.stacking import unstack
 from rzoo.train.step import cross_entropy, divergence
@@ -87,10 +99,13 @@ def spread(rows: np.ndarray, most: int = CALIBRATION_ROWS) -> np.ndarray:
 
 
 def prunable(lm: LM) -> LM:
-    """The model with per-layer weights. Raises RzooError for one on a mesh, whose parts lie apart."""
+    """The model with per-layer dense weights. Raises RzooError for one on a mesh, whose parts lie apart, and for
+    weights that are held in blocks.
+    """
     if lm.mesh is not None:
         raise RzooError("a model on a mesh can't be pruned", field="mesh", value=lm.mesh, fix="load it on one device")
-    return replace(lm, params=plain(unstack(lm.config, lm.params)), forms=replace(lm.forms, stacked=False), record=None)
+    params = dense_params(lm.config, plain(unstack(lm.config, lm.params)))
+    return replace(lm, params=params, forms=replace(lm.forms, stacked=False), record=None)
 
 
 def calibrate(lm: LM, rows: np.ndarray, say: Say = lambda *_: None) -> Calibration:
@@ -177,6 +192,13 @@ def _reading(weight: Any) -> np.ndarray:
 
 
 _divergence = jax.jit(lambda of, to: divergence(of, to).mean())
+
+
+def mean_divergence(of: Float[Array, "b t v"], to: Float[Array, "b t v"]) -> float:
+    """KL between the distributions of two logits, in nats a token; never below 0."""
+    return max(0.0, float(_divergence(of, to)))
+
+
 _mean_loss = jax.jit(lambda logits, ids: cross_entropy(logits[:, :-1], ids[:, 1:], jnp.ones(ids[:, 1:].shape)))
 
 
@@ -199,9 +221,15 @@ def losses_of(
         say("measuring cuts", number, len(measured))
         kept = select(lm.config, calibration.importance, move.applied(sizes_of(lm.config)))
         params = silenced(lm, calibration, {i: kept[i] for i in move.layers}, refit)
-        found[move] = max(0.0, float(_divergence(wanted, lm.with_params(params)(ids))))
+        found[move] = mean_divergence(wanted, lm.with_params(params)(ids))
     say("measuring cuts", len(measured), len(measured))
     return {move: _between(lm.config, move, found) for move in moves}
+
+
+def promising(moves: Sequence[Move], importance: Sequence[Importance]) -> list[Move]:
+    """The moves that are worth measuring: of those that drop whole layers the half that turns the residual least."""
+    middle = float(np.median([own.turn for own in importance]))
+    return [move for move in moves if len(move.fields) == 1 or importance[move.layers[0]].turn <= middle]
 
 
 def silenced(lm: LM, calibration: Calibration, kept: Mapping[int, Kept], refit: bool) -> Any:
@@ -279,20 +307,21 @@ def _allocated(
     lm: LM, calibration: Calibration, costs: Costs, limit: int, losses: Any, refit: bool, say: Say
 ) -> tuple[tuple[Sizes, ...], float]:
     """Greedy sizes and their loss: the best over the shares of KV groups that all layers can keep."""
-    found = losses_of(lm, calibration, moves_of(lm.config), refit=refit, say=say) if losses is None else losses
+    moves = promising(moves_of(lm.config), calibration.importance)
+    found = losses_of(lm, calibration, moves, refit=refit, say=say) if losses is None else losses
     best = greedy(costs, found, limit)
     for start in shares_of_heads(lm.config):
         first = _loss_of(lm, calibration, start, refit)
         if first < best[1]:
             sizes, loss = greedy(costs, found, limit, start)
             best = min(best, (sizes, first + loss), key=lambda option: option[1])
-    return best  # type: ignore[no-any-return]
+    return best
 
 
 def _loss_of(lm: LM, calibration: Calibration, sizes: Sequence[Sizes], refit: bool) -> float:
     ids = calibration.rows[:MEASURED_ROWS]
     kept = dict(enumerate(select(lm.config, calibration.importance, sizes)))
-    return float(_divergence(lm(ids), lm.with_params(silenced(lm, calibration, kept, refit))(ids)))
+    return mean_divergence(lm(ids), lm.with_params(silenced(lm, calibration, kept, refit))(ids))
 
 
 def pruned_to(lm: LM, calibration: Calibration, sizes: Sequence[Sizes], *, refit: bool = True) -> Pruned:
