@@ -100,7 +100,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.made
 
 $(VENV)/.extras: $(VENV)/.dev | $(VENV)/.model
 	@echo "rzoo: installing the extras and peers that tests compare with (once; a minute or two)"
-	@$(pip) -e '.[dev,gguf,hub]'
+	@$(pip) -e '.[dev,gguf,hub,evals]'
 	@$(call peer,$(TORCH))
 	@$(call peer,$(TRANSFORMERS))
 	@touch $@
