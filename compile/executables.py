@@ -14,8 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rzoo.compile import native
 from rzoo.compile.aot import Options, decode_options
+from rzoo.compile.blocks import BlockQuantized
 from rzoo.compile.folders import files_digest, private_folder, write_whole
+from rzoo.compile.kernels import attend_native
 from rzoo.compile.record import key_of
 from rzoo.compile.workload import STEPS, Case
 from rzoo.models import step
@@ -80,10 +83,12 @@ def _kept(path: Path | None, make: Callable[[], Any], leaves: Sequence[Any]) -> 
     """The artifact at `path`; where there is none, or a broken one, made and written there."""
     from jax import export
 
+    own = [export.DisabledSafetyCheck.custom_call(name) for name in native.KERNELS]
+    made = lambda: export.export(make(), disabled_checks=own)(*leaves)  # noqa: E731
     try:
-        return export.deserialize(bytearray(path.read_bytes())) if path is not None else export.export(make())(*leaves)
+        return export.deserialize(bytearray(path.read_bytes())) if path is not None else made()
     except OSError:
-        exported = export.export(make())(*leaves)
+        exported = made()
         assert path is not None
         write_whole(path, exported.serialize())
         return exported
@@ -94,8 +99,15 @@ def _path_of(lm: Any, case: Case, capacity: int) -> Path | None:
     folder = private_folder("executables")
     choice = lm.record.choice.to_json() if lm.record is not None else {}
     depends = [key_of(lm), choice, vars(case), capacity, repr(lm.forms.numerics), _models_digest(), jax.__version__]
+    depends.append(_calls_kernels(lm))
     name = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
     return None if folder is None else folder / f"{name}.jax"
+
+
+def _calls_kernels(lm: Any) -> bool:
+    """Whether programs call native kernels. These are then registered: an artifact asks for them by name alone."""
+    in_blocks = any(isinstance(value, BlockQuantized) for value in lm.params.values())
+    return (in_blocks or lm.forms.attend_decode is attend_native) and native.unavailable() is None
 
 
 @lru_cache(maxsize=1)

@@ -92,6 +92,15 @@ class Costs:
     )
     unknown_loops: int = 0
 
+    @property
+    def fusions(self) -> dict[str, int]:
+        """Kind of fusion ("kLoop") -> how many are launched."""
+        return {
+            kind.removeprefix("fusion "): count
+            for kind, count in sorted(self.kinds.items())
+            if kind.startswith("fusion ")
+        }
+
     def add(self, other: "Costs", times: int = 1) -> None:
         """Adds another computation, run so many times."""
         self.launches += times * other.launches
@@ -131,15 +140,12 @@ class Program:
         return total
 
     def _add_called(self, total: Costs, instruction: Instruction) -> None:
-        known = TRIPS.search(instruction.attributes)
         if instruction.operation == "conditional":
-            named = [listed or single for listed, single in BRANCHES.findall(instruction.attributes)]
-            branches = [self.costs_of(name.strip(" %")) for names in named for name in names.split(",")]
-            total.add(max(branches, key=lambda costs: costs.read))
+            total.add(max(map(self.costs_of, branches_of(instruction)), key=lambda costs: costs.read))
             return
-        if instruction.operation == "while":
-            total.unknown_loops += known is None
-        total.add(self.costs_of(instruction.called), int(known.group(1)) if known else 1)
+        times = trips_of(instruction)
+        total.unknown_loops += instruction.operation == "while" and times is None
+        total.add(self.costs_of(instruction.called), times or 1)
 
     def _add_own(self, total: Costs, instruction: Instruction) -> None:
         total.launches += 1
@@ -160,6 +166,16 @@ class Program:
         found = re.search(pattern, instruction.attributes) if pattern else None
         named = f" {found.group(1) or found.group(2)}" if found else ""
         return instruction.operation.removesuffix("-start") + named
+
+    def operand(self, instruction: Instruction, place: int) -> Instruction | None:
+        """What makes an operand of an instruction; None where it has none or it comes from elsewhere."""
+        names = instruction.operands
+        return self._named(instruction).get(names[place]) if place < len(names) else None
+
+    def exchanged(self, instruction: Instruction) -> str | None:
+        """The kind of collective that an instruction is or starts; None for others."""
+        found = self._collective(instruction)
+        return found[0] if found else None
 
     def _collective(self, instruction: Instruction) -> tuple[str, Instruction] | None:
         """(kind, the instruction that says over which devices) of one that exchanges something."""
@@ -301,6 +317,18 @@ def _split(text: str) -> Iterator[str]:
             yield text[start:i]
             start = i + 1
     yield text[start:]
+
+
+def trips_of(instruction: Instruction) -> int | None:
+    """How often a loop runs its body; None where that is unknown, and for what is no loop."""
+    known = TRIPS.search(instruction.attributes)
+    return int(known.group(1)) if known else None
+
+
+def branches_of(instruction: Instruction) -> list[str]:
+    """The computations that a conditional chooses from."""
+    named = [listed or single for listed, single in BRANCHES.findall(instruction.attributes)]
+    return [name.strip(" %") for names in named for name in names.split(",")]
 
 
 def group_of(instruction: Instruction) -> tuple[int, ...]:

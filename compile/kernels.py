@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from rzoo.compile import native
 from rzoo.compile.precision import numerics_by_kind
+from rzoo.compile.sums import attend_in_sums, experts_in_sums
 from rzoo.core import RzooError, closest
 from rzoo.models.attention import attend, attend_in_blocks
 from rzoo.models.covering import AttendCovering, LatentAttendCovering
@@ -99,10 +103,30 @@ class LibraryAttention:
         return jax.nn.dot_product_attention(q, keys, values, mask=seen[:, None], scale=scale, implementation=library)
 
 
+def attend_native(
+    q: Array, keys: Array, values: Array, starts: Array, scale: float, numerics: Numerics, suffix: str = ""
+) -> Array:
+    """attend_in_blocks, for one query a row in float32 by the kernel of native.cc where it can be had."""
+    in_blocks = partial(attend_in_blocks, scale=scale, numerics=numerics)
+    b, t, h, c = q.shape
+    types = {a.dtype for a in (q, keys, values)} | {jnp.dtype(numerics.compute)}
+    fits = t == 1 and types == {jnp.dtype("float32")} and c % 16 == values.shape[-1] % 16 == 0
+    if not fits or native.unavailable():
+        return in_blocks(q, keys, values, starts)
+    result = jax.ShapeDtypeStruct((b, h, values.shape[-1]), jnp.float32)
+    call = jax.ffi.ffi_call(f"rzoo_attend{suffix}", result, vmap_method="sequential")
+    kernel = lambda q, *rest: call(q[:, 0], *rest, scale=np.float32(scale))[:, None]  # noqa: E731
+    return jax.lax.platform_dependent(q, keys, values, starts, cpu=kernel, default=in_blocks)  # type: ignore[no-any-return]
+
+
 # Field of Forms -> name in records -> what it can be. The first of each field is its reference.
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "attend_prefill": {"reference": attend, **{f"blocks of {n}": AttendInBlocks(n) for n in (128, 256, 1024)}},
-    "attend_decode": {"reference": attend, **{f"blocks of {n}": AttendInBlocks(n) for n in (32, 128, 256)}},
+    "attend_decode": {
+        "reference": attend,
+        **{f"blocks of {n}": AttendInBlocks(n) for n in (32, 128, 256)},
+        "native": attend_native,
+    },
     "latent_attend_prefill": {
         "reference": attend_naive,
         "naive in blocks": attend_naive_in_blocks,
@@ -128,7 +152,9 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "stacked": {"unrolled": False, "stacked": True},
 }
 GPU_FORMS: Mapping[str, Mapping[str, Any]] = {
-    field: {"cudnn": LibraryAttention("cudnn")} for field in ("attend_prefill", "attend_decode")
+    "attend_prefill": {"cudnn": LibraryAttention("cudnn")},
+    "attend_decode": {"cudnn": LibraryAttention("cudnn"), "in sums": attend_in_sums},
+    "experts_cached": {"in sums": experts_in_sums},
 }
 
 
@@ -167,7 +193,9 @@ def form_named(field: str, name: str) -> Any:
 
 
 def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str, dict[str, Any]]:
-    """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone."""
+    """Those of FORMS that a model of this config has a use for on a platform; cuDNN's serve 16-bit types alone, in the
+    cache, too.
+    """
     names = {path.rpartition(".")[2] for path in abstract_weights(config)}
     used = {"attend_": "k" in names, "latent_": "key_up" in names, "experts_": "expert_gate" in names}
     used |= dict.fromkeys(("choose", "sparse_"), "head_weight" in names)
@@ -176,7 +204,7 @@ def candidate_forms(config: Any, numerics: Numerics, platform: str) -> dict[str,
         for field, forms in FORMS.items()
         if next((there for prefix, there in used.items() if field.startswith(prefix)), True)
     }
-    if platform == "gpu" and numerics.compute != "float32":
+    if platform == "gpu" and numerics.compute != "float32" and numerics.cache != "int8":
         for field in found.keys() & GPU_FORMS.keys():
             found[field] |= GPU_FORMS[field]
     return found

@@ -95,9 +95,7 @@ def _mesh(config: Any, device: Target, request: Mapping[str, Any], weights: str)
         return {table(rules).mesh_axes[0]: devices}, table(rules).name
     if rules and table(rules).name == "single":
         raise RzooError(f"rules (single) leave {devices - 1} of {devices} devices idle", field="rules", value=rules)
-    codes = shapes.KINDS[weights]
-    dtype = "bfloat16" if codes is None else codes[0]
-    chosen = choose(config, devices, rules=rules, dtype=dtype, free=int(USABLE * device.memory))
+    chosen = choose(config, devices, rules=rules, dtype=shapes.code_type(weights), free=int(USABLE * device.memory))
     return chosen.mesh, chosen.rules
 
 

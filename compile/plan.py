@@ -36,7 +36,8 @@ class Plan:
     """What was asked, with what was chosen, and what it needs. `figures` are of the fullest device and one step: a
     token of each row in decode, a chunk of tokens of each row in prefill. collectives: kind, devices of a group, count,
     bytes and basis. over: bytes by which it does not fit, 0 where it does. nearest: changes that fit. sequences: rows
-    of this context that fit beside the weights.
+    of this context that fit beside the weights. overlaps: each asynchronous collective of the compiled program, as
+    hlo_facts.Overlap.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Plan:
     sequences: int
     figures: Mapping[str, Figure]
     collectives: tuple[Mapping[str, Any], ...] = ()
+    overlaps: tuple[Mapping[str, Any], ...] = ()
     stages: tuple[Mapping[str, Any], ...] = ()
     nearest: tuple[Mapping[str, Any], ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
@@ -95,6 +97,7 @@ def plan(
     phase: str = "decode",
     compiled: bool = True,
     stacked: bool = True,
+    tuned: bool = False,
 ) -> Plan:
     """Memory, traffic and time of a model on GPUs that need not be there.
 
@@ -104,13 +107,16 @@ def plan(
     each of `batch` rows has room for. compiled False: arithmetic alone, as where the extra gpu-aot is missing. What
     can't fit is told by arithmetic and not compiled. stacked: runs of equal layers are compiled as loops, in which XLA
     copies each layer's weights out of the stack; False takes two to five times as long to compile, and reads less.
+    tuned: in the forms that `rzoo tune MODEL --gpu` found for just this.
     Raises RzooError for unknown names, sizes that do not divide, and an environment with wrong versions.
     """
-    request = {"model": _fields(model), "gpu": gpu, "devices": devices, "rules": rules, "mesh": mesh, "kv": kv}
+    request = {"model": fields_of(model), "gpu": gpu, "devices": devices, "rules": rules, "mesh": mesh, "kv": kv}
     request |= {"weights": weights, "batch": batch, "context": context, "phase": phase, "stacked": stacked}
     python = deviceless.aot_python() if compiled and target(gpu).chip else None
     versions = deviceless.checked_versions(python) if python else {}
-    path = _path(request, versions)
+    if tuned:
+        request |= _tuned(request, versions)
+    path = _path("plans", request, versions)
     kept = _read(path)
     if kept is None:
         kept = _made(request, versions, python)
@@ -118,7 +124,7 @@ def plan(
     return replace(kept, model=str(model) if isinstance(model, str | Path) else type(model).__name__)
 
 
-def _fields(model: Any) -> Any:
+def fields_of(model: Any) -> Any:
     """A preset's name, or the fields of a config.json."""
     config = getattr(model, "config", model)
     if hasattr(config, "to_hf"):
@@ -135,8 +141,31 @@ def _fields(model: Any) -> Any:
         raise RzooError(f"{path} is no JSON: {error}", field="model", value=str(model)) from None
 
 
-def _path(request: Mapping[str, Any], versions: Mapping[str, str | None]) -> Path | None:
-    folder = private_folder("plans")
+RECORDED = ("model", "gpu", "weights", "batch", "context")  # what a record of forms for a GPU is made for
+
+
+def record_path(request: Mapping[str, Any], versions: Mapping[str, str | None]) -> Path | None:
+    """Where the forms lie that were found for a request; None where there is no folder of the user's own."""
+    return _path("targets", {name: request[name] for name in RECORDED}, versions)
+
+
+def _tuned(request: Mapping[str, Any], versions: Mapping[str, str | None]) -> Mapping[str, Any]:
+    """The fields of a job that a record chose. Raises RzooError where there is no record for just this request."""
+    try:
+        path = record_path(request, versions)
+        choice = json.loads(path.read_text())["choice"] if path else None
+    except (OSError, ValueError, KeyError, TypeError):
+        choice = None
+    one = request["devices"] in (None, 1) and not request["mesh"] and request["phase"] == "decode"
+    if not one or not isinstance(choice, dict):
+        options = " ".join(f"--{name} {request[name]}" for name in RECORDED[1:])
+        words = "there are no forms tuned for this: they are found for one GPU, for decode, by this version"
+        raise RzooError(words, field="tuned", value=True, fix=f"rzoo tune MODEL {options}")
+    return {name: choice[name] for name in ("stacked", "forms", "products") if name in choice}
+
+
+def _path(kind: str, request: Mapping[str, Any], versions: Mapping[str, str | None]) -> Path | None:
+    folder = private_folder(kind)
     depends = json.dumps([request, versions, deviceless.source_digest()], sort_keys=True, default=str)
     return None if folder is None else folder / f"{hashlib.sha256(depends.encode()).hexdigest()[:32]}.json"
 
@@ -160,13 +189,14 @@ def _made(request: Mapping[str, Any], versions: Mapping[str, str | None], python
     made = modelled.setting(request)
     held, temp, usable = modelled.parts(made), modelled.temp_bytes(made), int(modelled.USABLE * made.gpu.memory)
     bytes_held = max(part.weights + part.cache for part in held)
-    found = None
+    found = fullest = None
     if python is not None and bytes_held <= usable:
         job = dict(request) | {"mesh": made.mesh, "rules": made.rules}
         del job["devices"]
         found = deviceless.compile_for(job, python)
-        temp = max(found["parts"], key=lambda part: part["peak"])["temp"]
-    figures, collectives = _figures(made, held, temp, found)
+        fullest = max(found["parts"], key=lambda part: part["peak"])
+        temp = fullest["temp"]
+    figures, collectives = _figures(made, held, temp, fullest)
     over = max(0, int(figures["peak"].value) - usable)
     settled = {name: getattr(made, name) for name in ("rules", "kv", "weights", "batch", "context", "phase", "devices")}
     return Plan(
@@ -180,6 +210,7 @@ def _made(request: Mapping[str, Any], versions: Mapping[str, str | None], python
         sequences=modelled.sequences(made, held, temp),
         figures=figures,
         collectives=tuple(collectives),
+        overlaps=tuple(fullest["overlaps"]) if fullest else (),
         stages=tuple(_stage(part) for part in found["parts"]) if found and len(found["parts"]) > 1 else (),
         nearest=tuple(modelled.nearest(made)) if over else (),
         versions=versions if found else {},
@@ -188,13 +219,13 @@ def _made(request: Mapping[str, Any], versions: Mapping[str, str | None], python
 
 
 def _figures(
-    made: Any, held: list[Any], temp: int, found: Mapping[str, Any] | None
+    made: Any, held: list[Any], temp: int, compiled: Mapping[str, Any] | None
 ) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
-    """The figures of the fullest part, and its collectives."""
+    """The figures of the fullest part, and its collectives; compiled: of that program, None without one."""
     from rzoo.compile import modelled
 
-    if found:
-        basis, part = COMPILED, max(found["parts"], key=lambda part: part["peak"])
+    if compiled:
+        basis, part = COMPILED, dict(compiled)
     else:
         fullest = max(held, key=lambda part: part.weights + part.cache)
         basis, part = MODELLED, {"weights": fullest.weights, "cache": fullest.cache, "temp": temp}
@@ -202,7 +233,7 @@ def _figures(
     figures = {name: (part[name], BYTES) for name in ("weights", "cache", "temp", "peak")}
     collectives = part["collectives"]
     figures["exchanged"] = (sum(one["bytes"] for one in collectives), "bytes per GPU and step")
-    if found:
+    if compiled:
         figures |= {"launches": (part["launches"], "per step"), "read": (part["read"], "bytes per GPU and step")}
         figures["written"] = (part["written"], "bytes per GPU and step")
     out = {name: Figure(value, unit, basis) for name, (value, unit) in figures.items()}

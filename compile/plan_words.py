@@ -35,6 +35,11 @@ def title(plan: Plan) -> str:
     )
 
 
+def line(plan: Plan) -> str:
+    """Whether a plan fits, in one line."""
+    return f"{title(plan)}; {verdict(plan)} ({plan.figures['peak'].basis})"
+
+
 def words(plan: Plan) -> str:
     """All of a plan as lines of text."""
     lines = [title(plan), verdict(plan)]
@@ -95,6 +100,15 @@ def markdown(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) ->
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def overlap_table(plan: Plan) -> str:
+    """The collectives of a plan's program, and what is launched while each of them is under way."""
+    if not plan.overlaps:
+        return "no collective runs beside other work: none was compiled"
+    columns = ("collective", "name", "sent", "launches meanwhile", "read meanwhile")
+    rows = [(o["kind"], o["name"], size(o["bytes"]), str(o["launches"]), size(o["read"])) for o in plan.overlaps]
+    return markdown(rows, columns)
 
 
 @dataclass(frozen=True)

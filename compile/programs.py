@@ -26,6 +26,7 @@ class Programs:
     decode: Callable[..., Any]
     decode_chosen: Callable[..., Any]
     read_chunk: Callable[..., Any]
+    draft: Callable[..., Any] | None  # no stage of a pipeline has all that it needs
     take_rows: Callable[..., Any]
     put_row: Callable[..., Any]
 
@@ -39,6 +40,7 @@ WHOLE = Programs(
     decode=decode_program(decode_options()),
     decode_chosen=decode_chosen_program(decode_options()),
     read_chunk=jax.jit(step.read_chunk, static_argnames=("blueprint", "read"), donate_argnames="cache"),
+    draft=jax.jit(step.draft, static_argnames=("blueprint", "count"), donate_argnames="cache"),
     take_rows=_jit(step.take_rows),
     put_row=_jit(step.put_row, donate_argnames="cache"),
 )
@@ -50,6 +52,7 @@ STAGED = Programs(
     decode=pipeline.decode,
     decode_chosen=pipeline.decode_chosen,
     read_chunk=pipeline.read_chunk,
+    draft=None,
     take_rows=pipeline.take_rows,
     put_row=pipeline.put_row,
 )

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jaxlib
 
-from rzoo.compile import kernels, storage
+from rzoo.compile import kernels, storage, sums
 from rzoo.compile.aot import Options, cpu_fact, decode_options
 from rzoo.compile.folders import files_digest, private_folder, write_whole
 from rzoo.compile.storage import lay_out, plain
@@ -26,7 +26,7 @@ from rzoo.core import RzooError, new_figure, save_figure
 from rzoo.models import attention, latent, moe, weights
 from rzoo.models.stacking import stack, unstack
 
-CODE = (kernels, storage, attention, latent, moe, weights)
+CODE = (kernels, storage, sums, attention, latent, moe, weights)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def form_fields(choice: Choice) -> dict[str, Any]:
 
 def key_of(lm: Any) -> dict[str, Any]:
     """What a record of this handle is valid for, of JSON's types."""
-    held = Counter(str(getattr(v, "dtype", type(v).__name__)) for v in plain(unstack(lm.config, lm.params)).values())
+    held = Counter(weights.held_as(value) for value in plain(unstack(lm.config, lm.params)).values())
     return {
         "model": _digest(repr(lm.config).encode()),
         "policy": lm.policy,

@@ -6,9 +6,7 @@ group that it stands in whether it is counted from shapes, read from the compile
 """
 
 import math
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rzoo.compile.hlo import parse
 from rzoo.compile.kernels import policy_forms
 from rzoo.compile.record import Record
 from rzoo.compile.storage import plain
@@ -30,15 +29,6 @@ from rzoo.models.weights import Numerics
 READ_BYTES = 2**28  # of one array: more than a cache holds
 SQUARE = 1024  # rows of the matrices whose product gives the matrix rate
 REPEATS = 7
-
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = \S.*? ([a-z][\w-]*)\(", re.MULTILINE)
-COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
-KIND = re.compile(r"fusion\([^\n]*kind=(k\w+)")
-# Instructions that start no work of their own.
-FREE = frozenset(
-    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id")
-)
 
 
 def report(lm: Any, batches: Sequence[int] = (1, 8), prompt: int = 128) -> dict[str, Any]:
@@ -67,13 +57,13 @@ def phase(work: Work, machine: Mapping[str, float]) -> dict[str, Any]:
     steps = work.case.tokens if work.case.phase == "decode" else 1
     flops, size = steps * flops_of(work), steps * bytes_of(work)
     compiled = work.compiled()
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory, costs = compiled.memory_analysis(), parse(compiled.as_text()).costs
     seconds = median(_timed(work) for _ in range(REPEATS))
     return {
         "counted": {"flops": flops, "bytes": size, "intensity": flops / size},
         "compiled": {
-            "fusions": dict(sorted(Counter(KIND.findall(text)).items())),
-            "launches": launches(text),
+            "fusions": costs.fusions,
+            "launches": costs.launches,
             "temporary_bytes": getattr(memory, "temp_size_in_bytes", None),
         },
         "measured": {
@@ -149,29 +139,22 @@ def bytes_of(work: Work) -> float:
     return read + index * HELD + (held - index) * _attended(work, float(HELD))
 
 
-def launches(text: str) -> int:
-    """Instructions of the optimised program that do work: those of loop bodies once, those within fusions not."""
-    within = set(CALLED.findall(text))
-    bodies = [body for name, body in COMPUTATION.findall(text) if name not in within]
-    return sum(name not in FREE for body in bodies for name in INSTRUCTION.findall(body))
-
-
-def read_rate() -> float:
-    """Bytes per second of a matrix-vector product over an array that no cache holds."""
-    matrix = jnp.ones((READ_BYTES // 4 // 4096, 4096), jnp.float32)
+def read_rate(size: int = READ_BYTES) -> float:
+    """Bytes per second of a matrix-vector product over an array of `size` bytes, which no cache should hold."""
+    matrix = jnp.ones((size // 4 // 4096, 4096), jnp.float32)
     product, vector = jax.jit(lambda a, x: a @ x), jnp.ones(4096, jnp.float32)
     run = lambda: product(matrix, vector).block_until_ready()  # noqa: E731
     run()
-    return READ_BYTES / min(_timed(run) for _ in range(REPEATS))
+    return size / min(_timed(run) for _ in range(REPEATS))
 
 
-def matrix_rate(numerics: Numerics) -> float:
+def matrix_rate(numerics: Numerics, rows: int = SQUARE) -> float:
     """Operations per second of a product of square matrices in the types of the policy."""
-    square = jnp.ones((SQUARE, SQUARE), numerics.compute)
+    square = jnp.ones((rows, rows), numerics.compute)
     product = jax.jit(lambda a: numerics.dot_accumulated("ij,jk->ik", a, a))
     run = lambda: product(square).block_until_ready()  # noqa: E731
     run()
-    return 2 * SQUARE**3 / min(_timed(run) for _ in range(REPEATS))
+    return 2 * rows**3 / min(_timed(run) for _ in range(REPEATS))
 
 
 def _timed(work: Callable[[], Any]) -> float:

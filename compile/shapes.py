@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rzoo.compile.quantize import EXAMPLES, is_scheme, quantized_shape, scheme_named, schemes_for
 from rzoo.compile.storage import input_axes
 from rzoo.core import RzooError, closest
 from rzoo.models.registry import Params, abstract_weights, always_float32
 from rzoo.models.stacking import long_runs
 from rzoo.models.weights import Quantized
 
-# Kind of weights -> (type of codes, block of one scale). None: the whole of that axis, one scale for each output.
+# Kind of weights, beside the schemes of quantize.py -> (type of codes, block of one scale). None: the whole of that
+# axis, one scale for each output.
 KINDS: Mapping[str, tuple[str, tuple[int, int | None]] | None] = {
     "bf16": None,
     "int8": ("int8", (1, None)),
@@ -27,19 +29,29 @@ DENSE: Mapping[str, tuple[str, ...]] = {"fp8": ("embed", "head", *ROUTER)}  # as
 
 
 def checked_kind(kind: str) -> str:
-    """The same; RzooError with the known ones for another."""
-    if kind not in KINDS:
-        raise RzooError(f"weights ({kind}) is unknown; {closest(str(kind), list(KINDS))}", field="weights", value=kind)
+    """The same; RzooError with the known ones for one that is neither of KINDS nor a scheme of quantize.py."""
+    if kind not in KINDS and not is_scheme(kind):
+        close = closest(str(kind), list(KINDS))
+        fix = f"or a scheme such as {EXAMPLES}"
+        raise RzooError(f"weights ({kind}) is unknown; {close}", field="weights", value=kind, fix=fix)
     return kind
+
+
+def code_type(kind: str) -> Any:
+    """The type that the weights of a kind or scheme are in."""
+    found = KINDS.get(kind)
+    return jnp.dtype(scheme_named(kind).codes if kind not in KINDS else found[0] if found else "bfloat16")
 
 
 def weight_shapes(config: Any, kind: str) -> Params:
     """Our path -> the value of every weight as `kind` stores it, of shapes alone: norms and biases in bfloat16."""
-    wide = always_float32(config)
+    wide, schemes = always_float32(config), {} if kind in KINDS else schemes_for(config, kind)
     params: Params = {}
     for path, (axes, weight) in abstract_weights(config).items():
         dense = len(axes) < 2 or path.endswith(DENSE.get(kind, ROUTER))
-        if path in wide or dense or KINDS[kind] is None:
+        if path in schemes:
+            params[path] = quantized_shape(config, path, schemes[path])
+        elif path in wide or dense or KINDS.get(kind) is None:
             params[path] = jax.ShapeDtypeStruct(weight.shape, jnp.float32 if path in wide else jnp.bfloat16)
         else:
             params[path] = _quantized(axes, weight.shape, kind)

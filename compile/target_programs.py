@@ -10,8 +10,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ import jax.numpy as jnp
 
 from rzoo.compile import hlo, shapes
 from rzoo.compile.aot import decode_program, prefill_program
-from rzoo.compile.kernels import policy_forms
+from rzoo.compile.hlo_facts import overlaps
+from rzoo.compile.kernels import form_named, policy_forms
+from rzoo.compile.sums import products_in_sums
 from rzoo.compile.targets import target
 from rzoo.core import RzooError
 from rzoo.models.attention import attend
@@ -39,8 +41,9 @@ CHUNK = 512  # tokens of a row in one call of prefill_chunk
 class Job:
     """What to compile. model: a preset's name or the fields of a config.json. mesh: axis -> devices; empty: one device.
     kv: "split" or "copied" where devices are more than KV heads. phase: "decode" or "prefill". context: tokens that the
-    cache has room for. weights: one of shapes.KINDS. stacked: runs of equal layers as loops. hlo: where the scheduled
-    program is written, None for nowhere. options: XLA's.
+    cache has room for. weights: one of shapes.KINDS or a scheme. stacked: runs of equal layers as loops. forms: field
+    of Forms -> name of a form (kernels.py). products: "dots", or "sums" (sums.py) on one device and unstacked. hlo:
+    where the scheduled program is written, None for nowhere. options: XLA's.
     """
 
     model: Any
@@ -53,6 +56,8 @@ class Job:
     context: int
     weights: str = "bf16"
     stacked: bool = True
+    forms: Mapping[str, str] = field(default_factory=dict)
+    products: str = "dots"
     hlo: str | None = None
     options: Mapping[str, Any] | None = None
 
@@ -77,7 +82,7 @@ def run(job: Job) -> dict[str, Any]:
         platform="cuda", target_config=target(job.gpu).description, topology=f"1x{count // per_node}x{per_node}"
     ).devices
     start = time.perf_counter()
-    parts = [_read(lowered, job, part) for part, lowered in _programs(job, config, devices)]
+    parts = [_compiled(lowered, job, name) for name, lowered in programs(job, config, devices)]
     return {
         "parts": parts,
         "seconds": time.perf_counter() - start,
@@ -86,14 +91,28 @@ def run(job: Job) -> dict[str, Any]:
     }
 
 
-def _programs(job: Job, config: Any, devices: Any):
-    """(name, lowered program with the bytes of its weights and cache) of each program that the job asks for."""
-    forms: Any = target_forms()
+@dataclass(frozen=True)
+class Lowered:
+    """A program to compile, and bytes on each device: of its weights, of its cache, and of caches that it does not get
+    and that lie there all the same.
+    """
+
+    program: Any
+    weights: int
+    cache: int
+    elsewhere: int = 0
+
+
+def programs(job: Job, config: Any, devices: Any) -> Iterator[tuple[str, Lowered]]:
+    """Each program that the job asks for, with a name; devices: as many as its mesh has, there or not."""
+    forms: Any = replace(target_forms(), **{field: form_named(field, name) for field, name in job.forms.items()})
     params = shapes.weight_shapes(config, shapes.checked_kind(job.weights))
     if math.prod(job.mesh.values()) == 1:
         forms = replace(forms, stacked=job.stacked)
         blueprint, one = Blueprint(config, forms), jax.sharding.SingleDeviceSharding(devices[0])
         cache = shapes.on_one(jax.eval_shape(lambda: blueprint.empty_cache(job.batch, job.context)), one)
+        if job.products == "sums":
+            params = jax.eval_shape(lambda p: products_in_sums(config, p), params)
         params = shapes.on_one(params, one)
         yield "model", _lowered(job, blueprint, params, cache, lambda axes, shape: one)
         return
@@ -110,22 +129,22 @@ def _programs(job: Job, config: Any, devices: Any):
     yield "model", _lowered(job, blueprint, shapes.placed(params, config, place), cache, on)
 
 
-def _lowered(job: Job, blueprint: Blueprint, params: Any, cache: Any, on: Any) -> tuple[Any, int, int, int]:
+def _lowered(job: Job, blueprint: Blueprint, params: Any, cache: Any, on: Any) -> Lowered:
     if job.stacked:
         params = shapes.stacked(params, blueprint.config)
-    held = shapes.device_bytes(params), shapes.device_bytes(cache), 0
+    held = shapes.device_bytes(params), shapes.device_bytes(cache)
     of = lambda axes, shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=on(axes, shape))  # noqa: E731
     counts = of("b", (job.batch,), jnp.int32)
     if job.phase == "prefill":
         tokens = of("bt", (job.batch, min(CHUNK, job.context)), jnp.int32)
-        return prefill_program().lower(blueprint, params, tokens, counts, cache), *held
+        return Lowered(prefill_program().lower(blueprint, params, tokens, counts, cache), *held)
     logits = of("bv", (job.batch, blueprint.config.vocab_size), jnp.float32)
     key, stops = jax.eval_shape(lambda: jax.random.key(0)), of("_", (1,), jnp.int32)
     lowered = decode_program(()).lower(blueprint, params, logits, cache, key, counts, stops, steps=16)
-    return lowered, *held
+    return Lowered(lowered, *held)
 
 
-def _stages(job: Job, config: Any, forms: Forms, params: Any):
+def _stages(job: Job, config: Any, forms: Forms, params: Any) -> Iterator[tuple[str, Lowered]]:
     """The programs of each stage for one group of rows; the caches of all groups lie on the devices together."""
     place: Any = forms.place
     params = shapes.placed(shapes.with_copy(params, config, pipeline.COPY), config, place)
@@ -141,19 +160,20 @@ def _stages(job: Job, config: Any, forms: Forms, params: Any):
         lowered = pipeline.through_stage.lower(Blueprint(config, stage.forms), own, x, groups[0][number], layers=ends)
         caches = [shapes.device_bytes(group[number]) for group in groups]
         held = shapes.device_bytes(own), sum(caches), sum(caches[1:])
-        yield f"stage {number}: layers {stage.first}-{stage.stop - 1}", (lowered, *held)
+        yield f"stage {number}: layers {stage.first}-{stage.stop - 1}", Lowered(lowered, *held)
 
 
-def _read(lowered: tuple[Any, int, int, int], job: Job, name: str) -> dict[str, Any]:
-    """Compiles one program and tells what it is made of; lowered: the program, bytes of weights, of the cache, and of
-    those caches that it does not get.
-    """
-    program, weights, cache, elsewhere = lowered
-    compiled = program.compile(compiler_options=dict(job.options or {}))
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+def _compiled(lowered: Lowered, job: Job, name: str) -> dict[str, Any]:
+    compiled = lowered.program.compile(compiler_options=dict(job.options or {}))
     if job.hlo is not None:
-        Path(job.hlo).write_text(text)
-    given = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes + elsewhere
+        Path(job.hlo).write_text(compiled.as_text())
+    return read(compiled, lowered, name)
+
+
+def read(compiled: Any, lowered: Lowered, name: str) -> dict[str, Any]:
+    """What a compiled program is made of, in JSON's types."""
+    memory, weights, cache = compiled.memory_analysis(), lowered.weights, lowered.cache
+    given = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes + lowered.elsewhere
     return {
         "name": name,
         "weights": weights,
@@ -164,13 +184,14 @@ def _read(lowered: tuple[Any, int, int, int], job: Job, name: str) -> dict[str, 
         "temp": memory.temp_size_in_bytes,
         # A stage also holds what its program does not take, such as the head that runs after the last one.
         "peak": max(given, weights + cache) + memory.temp_size_in_bytes,
-        **facts(text),
+        **facts(compiled.as_text()),
     }
 
 
 def facts(text: str) -> dict[str, Any]:
-    """What a scheduled program does in one run, in JSON's types: see hlo.Costs."""
-    costs = hlo.parse(text).costs
+    """What a scheduled program does in one run, in JSON's types: see hlo.Costs and hlo_facts.Overlap."""
+    program = hlo.parse(text)
+    costs = program.costs
     exchanged = [
         {"kind": kind, "devices": list(group), "count": count, "bytes": size}
         for (kind, group), (count, size) in sorted(costs.collectives.items())
@@ -182,6 +203,7 @@ def facts(text: str) -> dict[str, Any]:
         "kinds": dict(sorted(costs.kinds.items())),
         "collectives": exchanged,
         "unknown_loops": costs.unknown_loops,
+        "overlaps": [vars(found) for found in overlaps(program)],
     }
 
 

@@ -1,16 +1,18 @@
 """Causal attention over grouped heads: the reference, and the form in key blocks that long prompts run on.
 
 All take queries [b, t, h, c] whose first token stands at position `starts` of its row, and keys and values [b, k, s,
-c] of positions 0..s-1 of the same row; query i sees the positions up to starts + i. Entries past a row's end are never
-seen.
+c], arrays or Coded, of positions 0..s-1 of the same row; query i sees the positions up to starts + i. Entries past a
+row's end are never seen.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from rzoo.models.cache import Coded
 from rzoo.models.weights import Numerics
 
 KEY_BLOCK = 512  # keys of one step of attend_in_blocks: scores of a 512-token chunk are then 1 MiB a head
@@ -19,8 +21,8 @@ ONE_QUERY_BLOCK = 64  # the same for a single token: few keys past the last one 
 
 def attend(
     q: Float[Array, "b t h c"],
-    keys: Float[Array, "b k s c"],
-    values: Float[Array, "b k s z"],
+    keys: Float[Array, "b k s c"] | Coded,
+    values: Float[Array, "b k s z"] | Coded,
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
@@ -29,19 +31,38 @@ def attend(
     """The reference: all scores at once, softmax in `numerics.accumulate`. seen: the only positions of each query."""
     grouped = by_kv_head(q, keys.shape[1])
     weights = probabilities(grouped, keys, starts, scale, numerics, seen)
-    return by_query_head(numerics.dot("bkgts,bksz->bkgtz", weights, values))
+    return by_query_head(mixture(weights, values, numerics).astype(numerics.compute))
+
+
+def products(grouped: Float[Array, "b k g t c"], keys: Any, numerics: Numerics) -> Float[Array, "b k g t s"]:
+    """Of every query with every key; of Coded keys those of the codes, times the scale of each."""
+    codes, scale = (keys.codes, by_key(keys.scale)) if isinstance(keys, Coded) else (keys, None)
+    found = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, codes)
+    return found if scale is None else found * scale.astype(found.dtype)
+
+
+def mixture(weights: Float[Array, "b k g t s"], values: Any, numerics: Numerics) -> Float[Array, "b k g t z"]:
+    """The sum of the values by weight, in `numerics.accumulate`."""
+    if isinstance(values, Coded):
+        weights, values = weights * by_key(values.scale), values.codes
+    return numerics.dot_accumulated("bkgts,bksz->bkgtz", weights, values)
+
+
+def by_key(scale: Float[Array, "b k s 1"]) -> Float[Array, "b k 1 1 s"]:
+    """One number for each key, as scores lie."""
+    return scale.swapaxes(2, 3)[:, :, None]
 
 
 def probabilities(
     grouped: Float[Array, "b k g t c"],
-    keys: Float[Array, "b k s c"],
+    keys: Float[Array, "b k s c"] | Coded,
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
     seen: Bool[Array, "b t s"] | None = None,
 ) -> Float[Array, "b k g t s"]:
     """Softmax over the visible keys of each query."""
-    scores = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, keys) * scale
+    scores = products(grouped, keys, numerics) * scale
     allowed = visible(starts, grouped.shape[3], jnp.arange(keys.shape[2]))
     allowed = allowed if seen is None else allowed & seen
     return jax.nn.softmax(jnp.where(allowed[:, None, None], scores, -jnp.inf), axis=-1)
@@ -49,8 +70,8 @@ def probabilities(
 
 def attend_in_blocks(
     q: Float[Array, "b t h c"],
-    keys: Float[Array, "b k s c"],
-    values: Float[Array, "b k s z"],
+    keys: Float[Array, "b k s c"] | Coded,
+    values: Float[Array, "b k s z"] | Coded,
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
@@ -62,16 +83,16 @@ def attend_in_blocks(
     no reverse-mode gradient.
     """
 
-    def block(start: Int[Array, ""], size: int) -> tuple[Array, Array]:
+    def block(start: Int[Array, ""], size: int) -> tuple[Any, Any]:
         cut = lambda a: jax.lax.dynamic_slice_in_dim(a, start, size, axis=2)  # noqa: E731
-        return cut(keys), cut(values)
+        return jax.tree.map(cut, (keys, values))  # type: ignore[no-any-return]
 
     return attend_to_blocks(q, block, keys.shape[1], keys.shape[2], values.shape[3], starts, scale, numerics, size)
 
 
 def attend_to_blocks(
     q: Float[Array, "b t h c"],
-    key_block: Callable[..., tuple[Array, Array]],
+    key_block: Callable[..., tuple[Any, Any]],
     kv_heads: int,
     s: int,
     value_width: int,
@@ -90,7 +111,7 @@ def attend_to_blocks(
 
 def partial_sums(
     q: Float[Array, "b t h c"],
-    key_block: Callable[..., tuple[Array, Array]],
+    key_block: Callable[..., tuple[Any, Any]],
     kv_heads: int,
     s: int,
     value_width: int,
@@ -110,14 +131,14 @@ def partial_sums(
     def step(j, carry):
         top, total, out = carry
         block_keys, block_values = key_block(j * block, block)
-        scores = numerics.dot_accumulated("bkgtc,bksc->bkgts", grouped, block_keys)
+        scores = products(grouped, block_keys, numerics)
         allowed = visible(starts, t, j * block + jnp.arange(block))
         if seen is not None:
             allowed &= jax.lax.dynamic_slice_in_dim(seen, j * block, block, axis=2)
         scores = jnp.where(allowed[:, None, None], scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights, shrink = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
-        new = numerics.dot_accumulated("bkgts,bksz->bkgtz", weights, block_values)
+        new = mixture(weights, block_values, numerics)
         return new_top, total * shrink + weights.sum(axis=-1), out * shrink[..., None] + new
 
     wide = jnp.dtype(numerics.accumulate)
@@ -156,7 +177,7 @@ def by_query_head(out: Float[Array, "b k g t z"]) -> Float[Array, "b t h z"]:
 
 def attention_probabilities(
     q: Float[Array, "b t h c"],
-    keys: Float[Array, "b k s c"],
+    keys: Float[Array, "b k s c"] | Coded,
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,

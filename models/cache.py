@@ -5,7 +5,7 @@ padded on the right: entries at or past a row's length are rubbish that the caus
 a row can be reset by setting its length to 0. `s` is the capacity; it grows by buckets outside of compiled programs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,39 @@ from jaxtyping import Array, Float, Int
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Coded:
+    """Cached keys or values in 8 bits: codes [b, k, s, c] and float32 scales [b, k, s, 1], one for each entry."""
+
+    codes: Any
+    scale: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the codes."""
+        return self.codes.shape  # type: ignore[no-any-return]
+
+    def dense(self) -> Float[Array, "b k s c"]:
+        """The entries in float32."""
+        return self.codes.astype(jnp.float32) * self.scale
+
+
+def coded(entries: Float[Array, "*rows c"]) -> Coded:
+    """Entries in 8 bits: the largest value of each becomes 127."""
+    wide = entries.astype(jnp.float32)
+    largest = jnp.abs(wide).max(axis=-1, keepdims=True)
+    scale = jnp.where(largest > 0, largest / 127, 1)
+    return Coded(jnp.round(wide / scale).astype(jnp.int8), scale)
+
+
+def like(old: Any, new: Array) -> Any:
+    """New entries in the type in which a slot holds the old ones."""
+    return coded(new) if isinstance(old, Coded) else new.astype(old.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Slot:
-    """Cached keys [b, k, s, c] and values [b, k, s, z] of one layer."""
+    """Cached keys [b, k, s, c] and values [b, k, s, z] of one layer, arrays or Coded."""
 
     keys: Any
     values: Any
@@ -101,9 +132,12 @@ class Cache:
 
 
 def _write(
-    old: Float[Array, "b k s c"], new: Float[Array, "b k t c"], starts: Int[Array, " b"]
-) -> Float[Array, "b k s c"]:
-    new = new.astype(old.dtype)
+    old: Float[Array, "b k s c"] | Coded, new: Float[Array, "b k t c"], starts: Int[Array, " b"]
+) -> Float[Array, "b k s c"] | Coded:
+    return jax.tree.map(lambda whole, part: _write_array(whole, part, starts), old, like(old, new))
+
+
+def _write_array(old: Array, new: Array, starts: Array) -> Array:
     if old.shape[0] == 1:  # one row: a plain in-place slice; the general form lowers to a scatter
         return jax.lax.dynamic_update_slice(old, new, (0, 0, starts[0], 0))
     return jax.vmap(lambda o, n, start: jax.lax.dynamic_update_slice(o, n, (0, start, 0)))(old, new, starts)
@@ -121,15 +155,14 @@ def _write_back(whole: Array, part: Array, layer: Array, starts: Array, t: int) 
 def empty_slots(
     count: int, batch: int, heads: int, capacity: int, key_width: int, value_width: int, dtype: Any
 ) -> tuple:
-    """`count` zeroed slots."""
-    make: Sequence[Slot] = [
-        Slot(
-            jnp.zeros((batch, heads, capacity, key_width), dtype),
-            jnp.zeros((batch, heads, capacity, value_width), dtype),
-        )
-        for _ in range(count)
-    ]
-    return tuple(make)
+    """`count` zeroed slots; of type int8 Coded ones."""
+
+    def zeros(width: int) -> Any:
+        shape = (batch, heads, capacity)
+        plain = jnp.zeros((*shape, width), dtype)
+        return Coded(plain, jnp.zeros((*shape, 1))) if plain.dtype == jnp.int8 else plain
+
+    return tuple(Slot(zeros(key_width), zeros(value_width)) for _ in range(count))
 
 
 def empty_latent_slots(

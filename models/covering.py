@@ -10,6 +10,7 @@ on nothing but its own row. Arguments and results are those of attention.py.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rzoo.core import RzooError
 from rzoo.models.attention import by_kv_head, by_query_head, visible
+from rzoo.models.cache import Coded
 from rzoo.models.latent import absorbed_queries
 from rzoo.models.weights import Numerics, Stored
 
@@ -73,8 +75,8 @@ class AttendCovering:
     def __call__(
         self,
         q: Float[Array, "b t h c"],
-        keys: Float[Array, "b k s c"],
-        values: Float[Array, "b k s z"],
+        keys: Float[Array, "b k s c"] | Coded,
+        values: Float[Array, "b k s z"] | Coded,
         starts: Int[Array, " b"],
         scale: float,
         numerics: Numerics,
@@ -83,7 +85,7 @@ class AttendCovering:
         return run(q, keys, values, starts, scale, numerics)[0]
 
     def masked(
-        self, q: Array, keys: Array, values: Array, starts: Array, scale: float, numerics: Numerics
+        self, q: Array, keys: Any, values: Any, starts: Array, scale: float, numerics: Numerics
     ) -> tuple[Float[Array, "b t h z"], Int[Array, "b k t"]]:
         """The reference, and how many keys each query reads."""
         grouped, of_keys, of_values = by_kv_head(q, keys.shape[1]), self._blocks(keys), self._blocks(values)
@@ -101,7 +103,7 @@ class AttendCovering:
         return by_query_head(numerics.dot("bkgts,bksz->bkgtz", weights, values)), allowed[:, :, 0].sum(-1)
 
     def gathered(
-        self, q: Array, keys: Array, values: Array, starts: Array, scale: float, numerics: Numerics
+        self, q: Array, keys: Any, values: Any, starts: Array, scale: float, numerics: Numerics
     ) -> tuple[Float[Array, "b 1 h z"], Int[Array, "b k 1"]]:
         """One query a row: only the chosen blocks are read, until every row and key/value head has enough."""
         grouped, of_keys, of_values = by_kv_head(q, keys.shape[1]), self._blocks(keys), self._blocks(values)
@@ -142,13 +144,14 @@ class AttendCovering:
         return by_query_head(mixed), count[..., None]
 
     def touched(
-        self, q: Array, keys: Array, values: Array, starts: Array, scale: float, numerics: Numerics
+        self, q: Array, keys: Any, values: Any, starts: Array, scale: float, numerics: Numerics
     ) -> Int[Array, "b k t"]:
         """How many keys each query reads, for observation."""
         return (self.gathered if q.shape[1] == 1 else self.masked)(q, keys, values, starts, scale, numerics)[1]
 
-    def _blocks(self, a: Float[Array, "b k s c"]) -> Float[Array, "b k n size c"]:
+    def _blocks(self, a: Float[Array, "b k s c"] | Coded) -> Float[Array, "b k n size c"]:
         """Keys or values in blocks, the last one filled up."""
+        a = a.dense() if isinstance(a, Coded) else a
         whole = jnp.pad(a, ((0, 0), (0, 0), (0, -a.shape[2] % self.size), (0, 0)))
         return whole.reshape(*a.shape[:2], -1, self.size, a.shape[-1])
 

@@ -23,7 +23,19 @@ from rzoo.models.weights import Numerics
 
 # Kinds of operations that a policy may give types of their own.
 KINDS = ("projection", "attention", "experts", "head")
-CAPTURES = ("hidden", "router", "load", "attention", "entropy", "chosen", "touched", "indexer_loss")
+CAPTURES = (
+    "hidden",
+    "router",
+    "load",
+    "attention",
+    "entropy",
+    "chosen",
+    "touched",
+    "indexer_loss",
+    "channels",
+    "heads",
+    "gathered",
+)
 
 
 def rms_norm(x: Float[Array, "*batch d"], scale: Float[Array, " d"], eps: float) -> Float[Array, "*batch d"]:

@@ -44,23 +44,54 @@ class LayerNorm(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """down(silu(gate(x)) * up(x)), the SwiGLU of Llama, with optional biases."""
+    """down(silu(gate(x)) * up(x)), the SwiGLU of Llama, with optional biases. active: how many channels of `hidden`
+    each token uses, those with the strongest gate (contextual sparsity; None: all).
+    """
 
-    def __init__(self, width: int, hidden: int, *, bias: bool, forms: Forms, rngs: nnx.Rngs | None):
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        bias: bool,
+        active: int | None = None,
+        forms: Forms,
+        rngs: nnx.Rngs | None,
+    ):
         self.gate = weight("fd", (hidden, width), rngs)
         self.up = weight("fd", (hidden, width), rngs)
         self.down = weight("df", (width, hidden), rngs)
         self.gate_bias = weight("f", (hidden,), rngs, scale=0.0) if bias else None
         self.up_bias = weight("f", (hidden,), rngs, scale=0.0) if bias else None
         self.down_bias = weight("d", (width,), rngs, scale=0.0) if bias else None
-        self.forms = forms
+        self.forms, self.active = forms, active
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        if self.active is not None:
+            return self.by_few_channels(x, self.active)
         numerics = self.forms.numerics
         gate, up = contract_together("btd,fd->btf", x, (self.gate, self.up), numerics)
         gate, up = plus(gate, self.gate_bias), plus(up, self.up_bias)
         hidden = self.forms.place(jax.nn.silu(gate) * up, "btf")
+        self.forms.observe(self, "channels", lambda: hidden)
         return plus(self.down.contract("btf,df->btd", hidden, numerics), self.down_bias)
+
+    def by_few_channels(self, x: Float[Array, "b t d"], active: int) -> Float[Array, "b t d"]:
+        """The part of the `active` channels with the strongest gate, token by token: of up and down no others are read.
+        Without biases.
+        """
+        numerics, up, down = self.forms.numerics, self.up.dense(), self.down.dense()
+        gate = jax.nn.silu(self.gate.contract("btd,fd->btf", x, numerics))
+        chosen = jax.lax.top_k(jnp.abs(gate), active)[1]
+        self.forms.observe(self, "gathered", lambda: chosen)
+
+        def one(token: tuple[Array, Array, Array]) -> Array:
+            x, gate, chosen = token
+            hidden = gate[chosen] * numerics.dot("fd,d->f", up[chosen], x)
+            return numerics.dot("df,f->d", down[:, chosen], hidden)
+
+        tokens = (a.reshape(-1, a.shape[-1]) for a in (x, gate, chosen))
+        return jax.lax.map(one, tuple(tokens)).reshape(x.shape)
 
 
 def plus(x: Array, bias) -> Array:
@@ -115,6 +146,7 @@ class GroupedAttention(nnx.Module):
         if hasattr(attend, "touched"):
             self.forms.observe(self, "touched", lambda: attend.touched(q, keys, values, starts, self.scale, own))
         mixed = self.forms.place(attend(q, keys, values, starts, self.scale, own).astype(numerics.compute), "bthc")
+        self.forms.observe(self, "heads", lambda: mixed)
         out = self.output.contract("bthc,dhc->btd", mixed, numerics)
         return plus(out, self.output_bias), slot_out
 

@@ -34,9 +34,12 @@ class GroupedAttentionSpec:
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
-    """A gated feed-forward part of this width."""
+    """A gated feed-forward part of this width. active: of how many channels, those with the strongest gate, a token
+    reads up and down weights (None: all); files can't say it, it is a way to run a model (modes.py).
+    """
 
     width: int
+    active: int | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,9 @@ def _check_block(block: BlockSpec, where: str, heads: int) -> None:
     match block.ffn:
         case FeedForwardSpec():
             positive(block.ffn, "width")
+            if block.ffn.active is not None and not 1 <= block.ffn.active <= block.ffn.width:
+                words = f"{where}: active ({block.ffn.active}) must be at least 1 and at most width ({block.ffn.width})"
+                raise RzooError(words, field=where, value=block.ffn.active)
         case Linear() | None:
             pass
         case other:
@@ -289,6 +295,9 @@ def _write_block(block: BlockSpec, heads: int, width: int) -> dict[str, Any]:
     ffn: dict[str, Any] = _flags(block.ffn) | {"ffn_mult": None}
     if isinstance(block.attention, GroupedAttentionSpec):
         attention["n_heads_in_group"] = heads // block.attention.kv_heads
+    if isinstance(block.ffn, FeedForwardSpec) and block.ffn.active is not None:
+        fix = "export the model that it is a mode of"
+        raise RzooError("a mode of a model can't be written as a config.json", field="active", fix=fix)
     if isinstance(block.ffn, FeedForwardSpec) and block.ffn.width % 256:
         ffn["intermediate_size"] = block.ffn.width
     elif isinstance(block.ffn, FeedForwardSpec):
@@ -390,8 +399,8 @@ def _feed_forward(
     spec: FeedForwardSpec | Linear | None, config: NemotronConfig, forms: Forms, rngs: nnx.Rngs | None
 ) -> nnx.Module | None:
     match spec:
-        case FeedForwardSpec(width):
-            return GatedMLP(config.width, width, bias=False, forms=forms, rngs=rngs)
+        case FeedForwardSpec(width, active):
+            return GatedMLP(config.width, width, bias=False, active=active, forms=forms, rngs=rngs)
         case Linear():
             return LinearMap(config.width, forms=forms, rngs=rngs)
         case None:

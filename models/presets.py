@@ -18,10 +18,11 @@ from rzoo.models.rope import DefaultRope, Llama3Rope, YarnRope
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A published model. hub: repository id of its safetensors; package: (requirement, module, file) of a
-    Python package that carries a GGUF file, of file_bytes bytes. dtype: of most of its weights. origin: "published", or
-    "brief" for sizes that a plan names and nobody has trained: no weights exist. thinking, template: entries of
-    rzoo.formats, the second for checkpoints without a chat template. recommended: sampling that its authors recommend.
+    """A published model. hub: repository id of its safetensors; package: (requirement, module, path) of a Python
+    package that carries its GGUF file or its folder, with file_bytes bytes of weights. dtype: of most of its weights.
+    origin: "published"; "rzoo" for one that was trained here; "brief" for sizes that a plan names and nobody has
+    trained: no weights exist. thinking, template: entries of rzoo.formats, the second for checkpoints without a chat
+    template. recommended: sampling that its authors recommend.
     """
 
     config: Any
@@ -138,6 +139,25 @@ FP8_BYTES = 688_574_839_360  # all tensors of DeepSeek-R1's files, with scales a
 V32_FP8_BYTES = FP8_BYTES + 62 * (13_500_416 + 4 * 824 + 2 * 459_008)
 # The brief's "V3 with 175 billion parameters": no such model was published. V3's blocks, fewer layers and experts.
 BRIEF_V3_175B = replace(DEEPSEEK_V3, layers=34, mtp_layers=0, experts=replace(DEEPSEEK_V3_EXPERTS, count=120))
+# Small enough to be trained on two CPU cores (rzoo.train.lineage), with every part of V3.2.
+R1_TINY = DeepSeekConfig(
+    kind="deepseek_v32",
+    vocab_size=264,
+    width=128,
+    ffn_width=512,
+    layers=4,
+    heads=4,
+    q_rank=96,
+    kv_rank=64,
+    nope_width=24,
+    rope_width=16,
+    value_width=32,
+    experts=ExpertsConfig(count=16, active=4, width=64, dense_layers=1, routing=SigmoidRouting(scale=1.0)),
+    indexer=IndexerConfig(heads=32, width=16, keep=32),
+    mtp_layers=1,
+    context=1024,
+    tied=True,
+)
 # [count*]KV heads/feed-forward width, - for none.
 NEMOTRON_SUPER = NemotronConfig(
     vocab_size=128256,
@@ -182,6 +202,8 @@ PRESETS: dict[str, Preset] = {
         alias="smollm2",
         file_bytes=98362432,
     ),
+    "r1-tiny": Preset(config=R1_TINY, package=("rzoo", "rzoo", "weights/r1-tiny"), origin="rzoo", thinking="always"),
+    "v3-tiny": Preset(config=R1_TINY, package=("rzoo", "rzoo", "weights/v3-tiny"), origin="rzoo"),
     "smollm2-135m-instruct": Preset(config=SMOLLM2_135M, hub="HuggingFaceTB/SmolLM2-135M-Instruct"),
     "smollm2-360m-instruct": Preset(config=SMOLLM2_360M, hub="HuggingFaceTB/SmolLM2-360M-Instruct"),
     "smollm2-1.7b-instruct": Preset(config=SMOLLM2_1_7B, hub="HuggingFaceTB/SmolLM2-1.7B-Instruct"),

@@ -91,7 +91,7 @@ def prefill_chunk_scored(
 ) -> tuple[Float[Array, "b t v"], Cache]:
     """Appends all t tokens to every row; logits after each."""
     counts = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
-    return read_chunk(blueprint, params, tokens, counts, cache, None, read=lambda logits, _: logits)
+    return read_chunk(blueprint, params, tokens, counts, cache, None, read=lambda logits, *_: logits)
 
 
 def read_chunk(
@@ -102,12 +102,14 @@ def read_chunk(
     cache: Cache,
     given: Any,
     *,
-    read: Callable[[Float[Array, "b t v"], Any], Any],
+    read: Callable[[Float[Array, "b t v"], Float[Array, "b t d"], Any], Any],
 ) -> tuple[Any, Cache]:
-    """As prefill_chunk, but gives read(logits after every token, given): what is wanted of them, without their size."""
+    """As prefill_chunk, but gives read(logits after every token, final hidden states, given): what is wanted of them,
+    without their size.
+    """
     module = blueprint.module(params)
     x, cache = module.hidden_states(tokens, cache, counts)
-    return read(module.logits(x), given), cache.with_lengths(cache.lengths + counts).placed(blueprint.forms.place)
+    return read(module.logits(x), x, given), cache.with_lengths(cache.lengths + counts).placed(blueprint.forms.place)
 
 
 def take_rows(blueprint: Blueprint, cache: Cache, rows: Int[Array, " n"]) -> Cache:

@@ -8,13 +8,15 @@ transposed on load, and CPU dots read that order fastest.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
+
+PIECE = 2**20  # values of a Quantized weight that are wide at a time: they stay in a cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,8 @@ class Quantized:
     codes [m, n]: integers or float8 in the flattened order of the file. scale, offset (or None) [ceil(m/bm),
     ceil(n/bn)] for block = (bm, bn); the last block of an axis may be partial (DeepSeek's 576 rows in blocks of 128).
     Matrices with blocks of their own may be stacked: codes [e, m, n]. shape: the logical shape, which flattens to that
-    of codes. It is split over devices on block borders only, and takes no gradient.
+    of codes. activations: "int8" where products round their inputs to codes, too, each row and block by its own
+    largest value. It is split over devices on block borders only, and takes no gradient.
     """
 
     codes: Any
@@ -75,6 +78,7 @@ class Quantized:
     offset: Any
     block: tuple[int, int] = field(metadata={"static": True})
     shape: tuple[int, ...] = field(metadata={"static": True})
+    activations: str | None = field(default=None, metadata={"static": True})
 
     def dequantize(self, dtype: Any = "float32") -> Array:
         """The dense weight in its logical shape; the arithmetic is float32."""
@@ -88,24 +92,79 @@ class Quantized:
         return self.dequantize()
 
     def product(self, spec: str, x: Array, numerics: Numerics) -> Array:
-        """The reference: dequantize, then a dense product. Where each output has one scale, it multiplies the product
-        of the codes: GPUs widen these within the dot, where no wide copy of the weight is made.
+        """Products of the codes block by block, which the scales then multiply: compilers for GPUs widen codes within
+        a dot, where no wide copy of the weight is made. The reference, dequantized first, serves all other einsums.
         """
-        scale = self._scale_of_outputs(spec)
-        if scale is None:
-            return dense_product(spec, x, self.dequantize(numerics.compute), numerics)
-        return dense_product(spec, x, self.codes.astype(numerics.compute).reshape(self.shape), numerics) * scale
+        depth, whole = summed_axes(spec), self.codes.ndim == 2 and self.codes.shape[1] % self.block[1] == 0
+        if whole and depth and math.prod(self.shape[-depth:]) == self.codes.shape[1]:
+            lead = x.shape[:-depth]
+            return self._rows_times(x.reshape(*lead, -1), numerics).reshape(*lead, *self.shape[:-depth])
+        if whole and not depth and self.shape[-1] == self.codes.shape[1] and _sums_rows(spec):
+            return self._summed_rows(spec, x, numerics)
+        return dense_product(spec, x, self.dequantize(numerics.compute), numerics)
 
-    def _scale_of_outputs(self, spec: str) -> Array | None:
-        """The scale of each output of a contraction over whole rows of codes, in their axes; None for all else."""
+    def _rows_times(self, x: Array, numerics: Numerics) -> Array:
+        """x [..., n] -> [..., m]: sums over the blocks apart while these are few beside the weight, else in pieces."""
+        m, n = self.codes.shape
+        few = 4 * math.prod(x.shape[:-1]) <= self.block[1] or n == self.block[1]
+        if not few and self.activations is None:
+            return self._in_pieces(x, numerics)
+        blocks = x.reshape(*x.shape[:-1], n // self.block[1], self.block[1])
+        sums = self._sums(blocks, self.codes.reshape(m, -1, self.block[1]), numerics)
+        out = (sums * self._of_rows(self.scale).T).sum(axis=-2)
+        if self.offset is not None:
+            totals = blocks.astype(numerics.accumulate).sum(axis=-1)
+            out = out + jnp.einsum("...b,mb->...m", totals, self._of_rows(self.offset), precision=numerics.precision)
+        return out.astype(numerics.accumulate)
+
+    def _in_pieces(self, x: Array, numerics: Numerics) -> Array:
+        """The same with a piece of the weight dequantized at a time: rows i, i + count, … so that each device of a mesh
+        has its share of every piece.
+        """
+        m, n = self.codes.shape
+        count = next(c for c in range(1, m + 1) if (m % c == 0 and m // c * n <= PIECE) or c == m)
+        parts = self.codes, self._of_rows(self.scale), None if self.offset is None else self._of_rows(self.offset)
+        by_piece = jax.tree.map(lambda a: a.reshape(m // count, count, -1), parts)
+
+        def piece(i: Array) -> Array:
+            take = lambda a: jax.lax.dynamic_index_in_dim(a, i, axis=1, keepdims=False)  # noqa: E731
+            codes, scale, offset = jax.tree.map(take, by_piece)
+            own = Quantized(codes, scale, offset, (1, self.block[1]), (m // count, n))
+            return numerics.dot_accumulated("...n,mn->...m", x, own.dequantize(numerics.compute))
+
+        out = jax.lax.map(piece, jnp.arange(count))
+        return jnp.moveaxis(out, 0, -1).reshape(*x.shape[:-1], m)
+
+    def _sums(self, x: Array, codes: Array, numerics: Numerics) -> Array:
+        """x [..., b, w] and codes [m, b, w] -> [..., b, m], the blocks apart."""
+        if self.activations is None:
+            # Else XLA:GPU joins products of one input (q, k, v), for which it copies the codes, wide and transposed.
+            own = jax.lax.optimization_barrier(x) if x.shape[-2] > 1 else x
+            return numerics.dot_accumulated("...bw,mbw->...bm", own, codes)
+        largest = jnp.abs(x.astype(jnp.float32)).max(axis=-1, keepdims=True)
+        scale = jnp.where(largest > 0, largest / 127, 1)
+        rounded = jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8)
+        sums = jnp.einsum("...bw,mbw->...bm", rounded, codes.astype(jnp.int8), preferred_element_type=jnp.int32)
+        return sums * scale
+
+    def _of_rows(self, per_block: Array) -> Array:
+        """[ceil(m/bm), b] -> [m, b] in float32."""
+        return jnp.repeat(per_block.astype(jnp.float32), self.block[0], axis=0)[: self.codes.shape[0]]
+
+    def _summed_rows(self, spec: str, x: Array, numerics: Numerics) -> Array:
+        """An einsum such as "bthc,hcr->bthr", over rows of codes: the scales multiply x, a copy for each block."""
         given, out = spec.split("->")
-        of_weight = given.split(",")[1]
-        outer = "".join(letter for letter in of_weight if letter in out)
-        inputs = math.prod(self.shape[len(outer) :])
-        one = self.offset is None and self.block[0] == 1 and self.scale.shape[-1] == 1
-        if not one or self.codes.ndim != 2 or inputs != self.codes.shape[1] or not of_weight.startswith(outer):
-            return None
-        return self.scale.reshape(self.shape[: len(outer)]) if out.endswith(outer) else None
+        of_x, of_weight = given.split(",")
+        rows, wide = of_weight[:-1], (*self.shape[:-1], -1)
+        each = lambda per_block: jnp.einsum(  # noqa: E731
+            f"{of_x},{rows}B->{of_x}B", x.astype(jnp.float32), self._of_rows(per_block).reshape(wide)
+        )
+        codes = self.codes.reshape(*wide, self.block[1])
+        sums = numerics.dot_accumulated(f"{of_x}B,{rows}BW->{out[:-1]}BW", each(self.scale), codes)
+        if self.offset is not None:
+            gone = tuple(i for i, letter in enumerate(of_x) if letter not in out)
+            sums = sums + each(self.offset).sum(axis=gone)[..., None]
+        return sums.reshape(*sums.shape[:-2], -1)
 
     def rows(self, ids: Array, numerics: Numerics) -> Array:
         """Rows of a matrix, such as an embedding: only their codes and scales are read."""
@@ -121,9 +180,25 @@ class Quantized:
 
     def entry(self, i: Array | int) -> "Quantized":
         """Matrix i of a stack: its codes and scales alone."""
-        take = lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False)  # noqa: E731
-        offset = None if self.offset is None else take(self.offset)
-        return Quantized(take(self.codes), take(self.scale), offset, self.block, self.shape[1:])
+        take = lambda a: None if a is None else jax.lax.dynamic_index_in_dim(a, i, keepdims=False)  # noqa: E731
+        codes, scale, offset = take(self.codes), take(self.scale), take(self.offset)
+        return replace(self, codes=codes, scale=scale, offset=offset, shape=self.shape[1:])
+
+
+def held_as(value: Any) -> str:
+    """How a weight is stored, in words that differ where programs do: its type, with the blocks of a Quantized one."""
+    if isinstance(value, Quantized):
+        both = " for both sides" if value.activations else ""
+        return f"{value.codes.dtype.name}{both} in blocks of {value.block[0]}x{value.block[1]}"
+    return str(getattr(value, "held_as", getattr(value, "dtype", type(value).__name__)))
+
+
+def _sums_rows(spec: str) -> bool:
+    """Whether an einsum is x [rows...] with a weight [rows..., w] to [kept rows..., w]."""
+    given, out = spec.split("->")
+    of_x, of_weight = given.split(",")
+    kept = "".join(letter for letter in of_x if letter in out)
+    return set(of_weight[:-1]) <= set(of_x) and of_weight[-1] not in of_x and out == kept + of_weight[-1]
 
 
 def _spread(per_block: Array, block: tuple[int, int], shape: tuple[int, ...]) -> Array:
@@ -138,16 +213,23 @@ def dense_product(spec: str, x: Array, weight: Array, numerics: Numerics) -> Arr
     Head and head width contracted as two axes make XLA:CPU transpose the weight at every call; merged into one axis, it
     is read where it lies.
     """
+    depth = summed_axes(spec)
+    if not depth:
+        return numerics.dot_accumulated(spec, x, weight)  # a letter of both that is kept, or another order
+    matrix = weight.reshape(math.prod(weight.shape[:-depth]), -1)
+    product = numerics.dot_accumulated("...k,nk->...n", x.reshape(*x.shape[:-depth], -1), matrix)
+    return product.reshape(*x.shape[:-depth], *weight.shape[:-depth])
+
+
+def summed_axes(spec: str) -> int:
+    """How many last axes of both x [rows..., in...] and a weight [out..., in...] an einsum to [rows..., out...] sums
+    over; 0 where it is of another kind.
+    """
     given, out = spec.split("->")
     of_x, of_weight = given.split(",")
     inner = "".join(letter for letter in of_weight if letter not in out)
     rows, outer = of_x.removesuffix(inner), of_weight.removesuffix(inner)
-    if not inner or (rows + inner, outer + inner, rows + outer) != (of_x, of_weight, out):
-        return numerics.dot_accumulated(spec, x, weight)  # a letter of both that is kept, or another order
-    depth = len(inner)
-    matrix = weight.reshape(math.prod(weight.shape[:-depth]), -1)
-    product = numerics.dot_accumulated("...k,nk->...n", x.reshape(*x.shape[:-depth], -1), matrix)
-    return product.reshape(*x.shape[:-depth], *weight.shape[:-depth])
+    return len(inner) if (rows + inner, outer + inner, rows + outer) == (of_x, of_weight, out) else 0
 
 
 class Stored(nnx.Variable):

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from rzoo.checkpoint.training import save as save
     from rzoo.compile.autotune import tune as tune
     from rzoo.compile.plan import Plan as Plan, plan as plan
+    from rzoo.compile.quantize import quantize as quantize
     from rzoo.core import RzooError as RzooError
     from rzoo.engine.generate import generate as generate, stream as stream
     from rzoo.engine.prompts import prompt_ids as prompt_ids
     from rzoo.engine.rows import Completion as Completion
     from rzoo.engine.score import Score as Score, score as score
     from rzoo.engine.session import Session as Session
+    from rzoo.evals.evaluate import evaluate as evaluate
     from rzoo.handle import LM as LM
 
 __version__ = "0.1.0"
@@ -38,12 +40,14 @@ _PUBLIC = {
     "RzooError": "rzoo.core",
     "Score": "rzoo.engine.score",
     "Session": "rzoo.engine.session",
+    "evaluate": "rzoo.evals.evaluate",
     "export": "rzoo.checkpoint.save",
     "generate": "rzoo.engine.generate",
     "load": "rzoo.checkpoint.load",
     "plan": "rzoo.compile.plan",
     "presets": "rzoo.catalog",
     "prompt_ids": "rzoo.engine.prompts",
+    "quantize": "rzoo.compile.quantize",
     "save": "rzoo.checkpoint.training",
     "score": "rzoo.engine.score",
     "stream": "rzoo.engine.generate",

@@ -4,6 +4,7 @@ It is no nnx.Module: a tokenizer on a module would be hashed into its GraphDef a
 `lm.module()` gives the module over the same arrays for research on it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from rzoo.models import registry, step
 from rzoo.models.forms import CAPTURES, Forms
 from rzoo.models.rope import depends_on_length
 from rzoo.models.stacking import stacked_weights, unstack
+from rzoo.models.weights import held_as
 
 # Lengths to which ids are padded on the right, so that few programs serve all; longer ids run in chunks of the last.
 BUCKETS = (16, 64, 256, 1024)
@@ -72,7 +74,11 @@ class LM:
     @property
     def source(self) -> str:
         """What was loaded, from where and in which bits, in one line."""
-        held = getattr(self.params.get("embed"), "dtype", "no numbers")
+        sizes = Counter[str]()
+        for value in self.params.values():
+            if leaves := jax.tree.leaves(value):
+                sizes[held_as(value)] += sum(leaf.size for leaf in leaves)
+        held = max(sizes, key=lambda kind: sizes[kind], default="no numbers")
         return f"{self.about.source} ({self.about.bits} in the file, {held} in memory)"
 
     @property
@@ -108,7 +114,9 @@ class LM:
         (probabilities [b, h, t, s]), "entropy" of these in nats [b, h, t], "router" (the weight that each token gives
         to each expert, [b, t, e]), "load" (tokens of each expert, [e]), "chosen" (positions that sparse attention
         keeps, [b, t, n], -1 for none; nothing where all are kept), "touched" (keys that covering attention reads for
-        each query, [b, k, t]). Outside of a trace the program of the ids' bucket is compiled once and kept; inside
+        each query, [b, k, t]), "channels" (of a gated feed-forward, [b, t, f]), "heads" (what grouped attention gives,
+        [b, t, h, c]), "gathered" (the channels of a feed-forward that reads few, [b, t, n]).
+        Outside of a trace the program of the ids' bucket is compiled once and kept; inside
         jax.grad, vmap or jit this is a plain function. Give jit the handle as an argument,
         `jax.jit(lambda lm, ids: lm(ids))(lm, ids)`: one that it closes over is compiled in as constants.
         Raises RzooError for ids that are no [b, t] of vocabulary ids.

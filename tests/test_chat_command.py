@@ -13,7 +13,7 @@ import pytest
 
 import rzoo
 from rzoo.chat import encode_chat
-from rzoo.cli.chat import Talk
+from rzoo.cli.show import Shown
 from rzoo.formats import TEMPLATES
 from tests.chat_folder import BOS, EOS, TEMPLATE, write_talker
 from tests.goldens import GOLDEN
@@ -116,12 +116,12 @@ def piped(folder: Path, lines: str, *arguments: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_reasoning_is_faint_and_what_a_model_writes_cannot_steer_a_terminal(talker, capsys, terminal):
-    talk = Talk(talker, {}, None)
-    talk.terminal = talk.styled = terminal
-    before = None
-    for piece, faint in (("why", True), (" so", True), ("fo\x1b[2Jur\n\t", False), (".\n", False)):
-        before = talk._print(piece, before, faint)
+def test_reasoning_is_faint_and_what_a_model_writes_cannot_steer_a_terminal(capsys, terminal):
+    printer = Shown(terminal, waiting=terminal)
+    printer.styled = terminal
+    for thought, text in (("why", ""), (" so", "fo\x1b[2Jur\n\t"), ("", ".")):
+        printer.push(thought, text)
+    printer.finish()
     shown = capsys.readouterr()
     if terminal:
         assert (shown.out, shown.err) == ("\x1b[2mwhy so\n\n\x1b[0mfo\ufffd[2Jur\n\t.\n", "\r\x1b[K")

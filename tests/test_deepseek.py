@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from rzoo.compile.kernels import default_forms
+from rzoo.compile.sums import experts_in_sums
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models import registry, step
@@ -77,7 +78,7 @@ def chosen(n: int, k: int = 2) -> tuple[jax.Array, jax.Array, jax.Array]:
     return normal(n, 12), jnp.asarray(indices), jnp.asarray(RNG.uniform(size=(n, k)), jnp.float32)
 
 
-@pytest.mark.parametrize("form", [experts_one_by_one, experts_in_tiles, experts_ragged])
+@pytest.mark.parametrize("form", [experts_one_by_one, experts_in_tiles, experts_ragged, experts_in_sums])
 @pytest.mark.parametrize("n", [1, 2, 3, 90])
 def test_every_backend_of_experts_is_the_reference(form, n):
     given = (*chosen(n), *STACKS, EXACT)
@@ -98,7 +99,7 @@ def test_backends_compute_the_weighted_sum_of_the_chosen_experts(form):
     np.testing.assert_allclose(form(x, indices, weights, *STACKS, EXACT), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", [experts_reference, experts_one_by_one, experts_in_tiles])
+@pytest.mark.parametrize("form", [experts_reference, experts_one_by_one, experts_in_tiles, experts_in_sums])
 def test_backends_run_on_quantized_experts(form):
     def in_blocks(w) -> FrozenWeight:
         e, m, n = w.shape

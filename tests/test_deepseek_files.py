@@ -180,6 +180,7 @@ def test_scales_of_another_shape_are_refused(in_blocks, tmp_path):
         rzoo.load(str(broken), quiet=True)
 
 
+@pytest.mark.report("G09")
 def test_another_quantization_is_refused(tmp_path):
     shutil.copytree(V3, tmp_path / "x")
     file = tmp_path / "x" / "config.json"

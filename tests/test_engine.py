@@ -278,7 +278,7 @@ WRONG = [
     ({"logprobs": 101}, "logprobs (101) must be an integer from 0 to 100"),
     ({"max_think_tokens": -1}, "max_think_tokens (-1) must be an integer of at least 0"),
     ({"seed": "x"}, "seed ('x') must be an integer"),
-    ({"draft": "tiny"}, "draft ('tiny') must be a handle from rzoo.load, or \"lookup\""),
+    ({"draft": "tiny"}, 'draft (\'tiny\') must be a handle from rzoo.load, "lookup" or "mtp"'),
     ({"draft": "lookup", "logprobs": 1}, "logprobs can't be had with a draft"),
     ({"draft": "lookup", "presence_penalty": 1.0}, "penalties can't be had with a draft"),
     ({"draft_tokens": 0}, "draft_tokens (0) must be an integer from 1 to 32"),

@@ -24,9 +24,10 @@ LAYERS = (
         "handle",
         "checkpoint",
         "engine",
+        "data",
         "evals",
     ),
-    *("data", "train", "knowledge", "serve", "rzoo", "catalog", "bench", "cli", "__main__"),
+    *("train", "knowledge", "serve", "rzoo", "catalog", "bench", "cli", "__main__"),
 )
 
 

@@ -1,11 +1,19 @@
 """GGUF files through rzoo.load: the same logits as the safetensors that they were made from."""
 
+from pathlib import Path
+
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rzoo
+from rzoo.checkpoint.load import held_bytes
+from rzoo.checkpoint.opened import open_checkpoint
+from rzoo.compile.blocks import BlockQuantized
+from rzoo.compile.executables import ahead
+from rzoo.compile.workload import Case
 from rzoo.core import RzooError
 from rzoo.models.llama import LlamaConfig
 from rzoo.models.registry import abstract_weights
@@ -109,3 +117,54 @@ def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path):
         RzooError, match=r"general.architecture \('mamba'\) is not supported; supported: .*llama, qwen2"
     ):
         rzoo.load(str(tmp_path / "model.gguf"), quiet=True)
+
+
+@pytest.mark.parametrize("kind", [KINDS.Q8_0, KINDS.Q4_1, KINDS.Q5_0])
+def test_blocks_of_the_file_give_the_logits_of_the_decoded_file(kind, tmp_path, capsys):
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=kind))
+    kept, wide = rzoo.load(path, dtype="file"), rzoo.load(path, dtype="float32", quiet=True)
+    assert "file in memory" in capsys.readouterr().err
+    in_blocks = {name for name, value in kept.params.items() if isinstance(value, BlockQuantized)}
+    matrices = {name for name, value in wide.params.items() if value.ndim > 1}
+    assert in_blocks == (set() if kind == KINDS.Q5_0 else matrices)
+    ids = np.arange(12).reshape(2, 6)
+    np.testing.assert_allclose(kept(ids), wide(ids), atol=1e-3)
+    if kind == KINDS.Q4_1:
+        answers = [rzoo.generate(lm, ids.tolist(), max_new_tokens=8) for lm in (kept, wide)]
+        assert [a.tokens for a in answers[0]] == [a.tokens for a in answers[1]]
+    assert held_bytes(open_checkpoint(Path(path)), "file") == sum(value.nbytes for value in kept.params.values())
+
+
+def test_the_files_own_blocks_are_refused_where_there_are_none(tmp_path):
+    with pytest.raises(RzooError, match=r"dtype \(file\): llama_tied has no weights in blocks of a GGUF file"):
+        rzoo.load(str(GOLDEN / "llama_tied"), dtype="file", quiet=True)
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=KINDS.Q8_0))
+    with pytest.raises(RzooError, match=r"dtype \(file\): blocks of a GGUF file lie on one device"):
+        rzoo.load(path, dtype="file", mesh={"data": 2}, quiet=True)
+
+
+def test_blocks_are_saved_and_restored_bit_for_bit_and_exported_as_numbers(tmp_path):
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=KINDS.Q4_1))
+    kept, wide = rzoo.load(path, dtype="file", quiet=True), rzoo.load(path, quiet=True)
+    rzoo.save(kept, tmp_path / "steps")
+    restored = rzoo.load(tmp_path / "steps", policy="fast", quiet=True)
+    assert restored.params.keys() == kept.params.keys() and restored.params["embed"].integer
+    for name, value in kept.params.items():
+        assert all(map(np.array_equal, jax.tree.leaves(value), jax.tree.leaves(restored.params[name])))
+    exported = rzoo.load(rzoo.export(kept, tmp_path / "folder"), quiet=True)
+    assert all(np.array_equal(exported.params[name], value) for name, value in wide.params.items())
+    with pytest.raises(RzooError, match=r"weights \(int4\): dtype file keeps the file's own codes"):
+        rzoo.load(path, dtype="file", weights="int4", quiet=True)
+
+
+def test_programs_with_kernels_are_kept_and_are_what_runs(tmp_path):
+    pytest.importorskip("flatbuffers", reason="artifacts need flatbuffers")
+    config = rzoo.load(str(GOLDEN / "llama_tied"), quiet=True).config
+    path = str(write_llama(tmp_path / "model.gguf", "llama_tied", config, kind=KINDS.Q8_0))
+    lm, ids, counts = rzoo.load(path, dtype="file", quiet=True), np.arange(8, dtype=np.int32)[None], np.array([8])
+    (made,) = ahead(lm, [Case("prefill", 1, 8)], 32).values()
+    logits, _ = made(lm.params, ids, counts.astype(np.int32), lm.blueprint.empty_cache(1, 32))
+    np.testing.assert_allclose(logits, lm(ids)[:, -1], atol=1e-4)

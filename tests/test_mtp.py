@@ -13,6 +13,8 @@ import rzoo
 from rzoo.checkpoint.huggingface import open_folder
 from rzoo.compile.kernels import default_forms
 from rzoo.core import RzooError
+from rzoo.engine.drafting import own_module, states_alone
+from rzoo.engine.session import read_chunk
 from rzoo.handle import LM
 from rzoo.models import step
 from rzoo.models.presets import DEEPSEEK_V3
@@ -181,3 +183,51 @@ def test_the_count_with_the_module_is_the_published_one():
     with_mtp = count_parameters(replace(DEEPSEEK_V3, mtp=True))
     copies = 2 * DEEPSEEK_V3.vocab_size * DEEPSEEK_V3.width
     assert with_mtp + copies == 684_489_845_504
+
+
+# Drafts in generation
+
+
+PROMPTS = [[5, 6, 7], [9] * 40, [1]]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_drafts_of_the_module_change_no_greedy_answer(lm, deterministic):
+    options = {"max_new_tokens": 14, "deterministic": deterministic}
+    free = rzoo.generate(lm, PROMPTS, **options)
+    found = rzoo.generate(lm, PROMPTS, draft="mtp", draft_tokens=2, **options)
+    assert [a.tokens for a in found] == [a.tokens for a in free]
+    assert all(answer.passes <= 13 for answer in found)
+
+
+def test_guesses_in_generation_are_those_of_the_whole_sequence(lm):
+    """After a prompt and after a pass, of which the states of the accepted tokens alone count."""
+    prompts = [[5, 6, 7, 8, 9], [3, 1]]
+    state, module = own_module(lm, prompts, 2)
+    logits = lm([prompts[0]])[0, -1]
+    np.testing.assert_allclose(state.logits[0], logits, atol=1e-4)
+    newest = np.asarray([11, 12], np.int32)
+    guesses, counts, q = module.guess(newest, np.ones(2, np.int32))
+    assert (counts.tolist(), q) == ([2, 2], None)
+    assert guesses[:, 0].tolist() == [_guessed(lm, [*p, int(n)]) for p, n in zip(prompts, newest, strict=True)]
+    # a pass over the newest token and two guesses, of which the first row takes one and the second none
+    passed = np.concatenate([newest[:, None], guesses], axis=1)
+    states, after = read_chunk(lm, state, passed, np.asarray([3, 3]), None, states_alone)
+    tokens = np.asarray([[guesses[0, 0], 20, 0], [21, 0, 0]], np.int32)
+    after = after.cut([len(prompts[0]) + 2, len(prompts[1]) + 1])
+    module.learn(after.lengths, tokens, np.asarray([2, 1], np.int32), states)
+    guesses = module.guess(np.asarray([20, 21], np.int32), np.ones(2, np.int32))[0]
+    rows = [[*prompts[0], 11, int(tokens[0, 0]), 20], [*prompts[1], 12, 21]]
+    assert guesses[:, 0].tolist() == [_guessed(lm, row) for row in rows]
+
+
+def _guessed(lm: LM, ids: list[int]) -> int:
+    """The token after `ids` that the module thinks likeliest, from the whole row."""
+    states = hidden_of(lm, [ids])[:, :-1]
+    return int(np.argmax(lm.module().mtp(jnp.asarray(states), jnp.asarray([ids[1:]]))[0, -1]))
+
+
+def test_a_draft_by_a_module_that_is_not_there_is_refused():
+    lm = LM(V3, initialize(V3), default_forms(Numerics()))
+    with pytest.raises(RzooError, match=r"draft \(mtp\): this model has no module(.|\n)*with mtp=True"):
+        rzoo.generate(lm, [1], draft="mtp")

@@ -122,6 +122,14 @@ def test_a_plan_survives_json_and_every_figure_has_a_basis():
     assert {figure.basis for figure in plan.figures.values()} == {"modelled"}
 
 
+def test_what_runs_beside_collectives_is_a_table():
+    plan = rzoo.plan("nano-8b", mesh={"tensor": 2})
+    assert plan_words.overlap_table(plan) == "no collective runs beside other work: none was compiled"
+    found = {"kind": "all-reduce", "name": "start.1", "bytes": 8192, "launches": 2, "read": 3 * 10**6}
+    row = "| all-reduce | start.1 | 8.19 kB | 2 | 3.00 MB |"
+    assert plan_words.overlap_table(dataclasses.replace(plan, overlaps=(found,))).splitlines()[-1] == row
+
+
 def test_a_kept_plan_is_read_without_jax(tmp_path):
     code = "import sys, rzoo; p = rzoo.plan('super-49b', gpu='h200'); print('jax' in sys.modules, p.fits)"
     command = [sys.executable, "-c", code]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rzoo.core import RzooError
+from rzoo.engine.drafting import Drafter, looked_up
 from rzoo.engine.sampling import Draws, Greedy, Sampler, Sampling, draws_of, in_vocabulary, log_weights, seed_of
-from rzoo.engine.speculative import Drafter, Guesses, Verify, looked_up
+from rzoo.engine.speculative import Guesses, Verify
 
 DRAWN = 20_000
 VOCAB = 8
@@ -112,13 +113,14 @@ def test_the_rejection_rule_draws_from_the_model_and_accepting_always_does_not()
     given = guesses_for(LOGITS[::-1], DRAWN)
     logits = jnp.tile(LOGITS, (DRAWN, 2, 1))
     p = jax.nn.softmax(LOGITS)
-    taken, after = verify(logits, given)
+    states = jnp.zeros((DRAWN, 2, 1))
+    taken, after, _ = verify(logits, states, given)
     first = np.where(np.asarray(taken) > 0, given.ids[:, 0], after)
     assert chi_square(first, p) < CRITICAL
     assert chi_square(np.asarray(after)[np.asarray(taken) > 0], p) < CRITICAL  # the token that comes on top
     assert chi_square(np.asarray(given.ids[:, 0]), p) > CRITICAL
     certain = Guesses(given.ids * 0 + 4, given.counts, None, given.starts, given.draws, given.accept, given.replace)
-    taken, after = verify(logits, certain)
+    taken, after, _ = verify(logits, states, certain)
     assert chi_square(np.where(np.asarray(taken) > 0, 4, after), p) < CRITICAL
 
 

@@ -6,6 +6,8 @@ import pytest
 
 import rzoo
 from rzoo.core import RzooError
+from rzoo.engine.generate import finished
+from rzoo.engine.score import score_pairs
 from tests.chat_folder import load_talker
 from tests.goldens import GOLDEN
 
@@ -38,6 +40,15 @@ def test_what_the_model_would_say_is_greedy_and_one_continuation_gives_one_score
     assert rzoo.score(lm, [5, 6, 7], []) == []
 
 
+def test_answers_come_one_by_one_as_generate_gives_them(lm):
+    prompts, lengths = [[5, 6, 7], [8, 9], [10]], [30, 3, 9]
+    came = list(finished(lm, prompts, max_new_tokens=lengths))
+    assert sorted(came) == list(enumerate(rzoo.generate(lm, prompts, max_new_tokens=lengths)))
+    assert [place for place, _ in came][-1] == 0
+    with pytest.raises(RzooError, match="n goes to generate"):
+        next(finished(lm, prompts, n=2, temperature=1.0))
+
+
 def test_text_continues_text_and_a_conversation(tmp_path):
     talker = load_talker(tmp_path / "model")
     letters = talker.tokenizer.encode(" yes")
@@ -48,6 +59,18 @@ def test_text_continues_text_and_a_conversation(tmp_path):
     told = rzoo.score(talker, [{"role": "user", "content": "Is it?"}], [" yes", " no"])
     assert [s.tokens for s in told] == [tuple(letters), tuple(talker.tokenizer.encode(" no"))]
     assert told[0].total == pytest.approx(rzoo.score(talker, "Is it?", " yes").total, abs=1e-4)
+
+
+@pytest.mark.parametrize("shared", [0, 40], ids=["nothing shared", "a beginning shared"])
+def test_pairs_of_many_prompts_have_the_scores_of_each_alone(lm, shared):
+    rng = np.random.default_rng(1)
+    begin = rng.integers(0, 94, shared).tolist()
+    prompts = [begin + rng.integers(0, 94, n).tolist() for n in (3, 1, 50, 3, 7)]
+    pairs = [(prompt, rng.integers(0, 94, n).tolist()) for prompt in prompts for n in (1, 2, 34)]
+    found = score_pairs(lm, pairs)
+    for (prompt, continuation), score in zip(pairs, found, strict=True):
+        np.testing.assert_allclose(score.logprobs, rzoo.score(lm, prompt, continuation).logprobs, atol=1e-4)
+    assert score_pairs(lm, []) == []
 
 
 WRONG = [

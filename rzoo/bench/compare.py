@@ -57,11 +57,14 @@ def bench(
     source: str = "smollm2",
     *,
     engines: Sequence[str] = tuple(ENGINES),
+    dtype: str = "float32",
+    policy: str = "exact",
     threads: int = 2,
     rounds: int = 5,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Compare `engines` on the model `source`, each in a process of its own with `threads` cores, over `rounds` rounds.
+    """Compare `engines` on the model `source`, each in a process of its own with `threads` cores, over `rounds` rounds;
+    rzoo loads it with `dtype` and `policy`.
 
     Returns, in JSON's types: `ratios` (None where a side is missing), `medians` by engine and case (tokens/s; the
     bandwidth's in bytes/s), `spread` of both ((max - min) / median), `peers` (name -> version or None), `variants`
@@ -74,12 +77,14 @@ def bench(
     before = _loadavg()
     with Crew() as crew:
         for name in engines:
-            crew.hire(name, *_job(name, source), threads, progress)
+            crew.hire(name, *_job(name, source, dtype, policy), threads, progress)
         crew.hire(BANDWIDTH, "rzoo.bench.bandwidth:Bandwidth", {"megabytes": READ_MEGABYTES}, threads, progress)
         for number in range(rounds):
             crew.play(number, rounds, progress)
     return summary(crew.abouts, crew.results) | {
         "source": source,
+        "dtype": dtype,
+        "policy": policy,
         "rounds": rounds,
         "threads": threads,
         "peers": {name: version(name) for name in ENGINES if name != "rzoo"},
@@ -100,10 +105,10 @@ def _check(engines: Sequence[str], threads: int, rounds: int) -> None:
             raise RzooError(f"{field_name} ({count}) must be at least 1", field=field_name, value=count)
 
 
-def _job(name: str, source: str) -> tuple[str, dict[str, Any] | str]:
+def _job(name: str, source: str, dtype: str, policy: str) -> tuple[str, dict[str, Any] | str]:
     """The engine's target and settings, or in their place why it cannot run."""
     if name == "rzoo":
-        return ENGINES[name], {"source": source}
+        return ENGINES[name], {"source": source, "dtype": dtype, "policy": policy}
     if version(name) is None:
         return ENGINES[name], "not installed"
     weights = weights_of(source)

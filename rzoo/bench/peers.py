@@ -39,10 +39,10 @@ def weights_of(source: str) -> Path:
 
 
 class Rzoo:
-    """rzoo in float32, through the programs that `rzoo.generate` runs."""
+    """rzoo, with weights held in `dtype`, through the programs that `rzoo.generate` runs."""
 
-    def __init__(self, source: str, threads: int):
-        self.lm = importlib.import_module("rzoo").load(source, dtype="float32", quiet=True)
+    def __init__(self, source: str, threads: int, dtype: str = "float32", policy: str = "exact"):
+        self.lm = importlib.import_module("rzoo").load(source, dtype=dtype, policy=policy, quiet=True)
         self.programs = importlib.import_module("rzoo.engine.session")
         for case in (*CASES, STREAM):
             self.run(case)

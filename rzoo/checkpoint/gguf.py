@@ -15,7 +15,9 @@ import re
 import struct
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +88,22 @@ class GGUFFile:
         info = self._info(name)
         block = BLOCK_NAMED[info.type]
         out = np.empty(info.shape, dtype_named(dtype))
-        flat, step = out.reshape(-1), PIECE // block.nbytes
+        flat = out.reshape(-1)
         with info.file.open("rb", buffering=0) as file:
-            for first in range(0, info.nbytes // block.nbytes, step):
-                part = flat[first * block.values : (first + step) * block.values]
-                nbytes = part.size // block.values * block.nbytes
-                raw = os.pread(file.fileno(), nbytes, info.offset + first * block.nbytes)
-                if len(raw) != nbytes:
-                    raise RzooError(f"{info.file}: ends inside tensor {name}; did it change?", field=name)
-                decode(info.type, raw, part.shape, part)
+            for first, count in _pieces(info):
+                part = flat[first * block.values : (first + count) * block.values]
+                decode(info.type, _blocks(file, info, first, count), part.shape, part)
+        return out
+
+    def read_blocks(self, name: str) -> np.ndarray:
+        """The bytes of the tensor `name`: uint8 [rows, bytes], a row for each of its last axis. Raises as `read`."""
+        info = self._info(name)
+        out = np.empty((math.prod(info.shape[:-1]), info.nbytes // math.prod(info.shape[:-1])), np.uint8)
+        flat, nbytes = out.reshape(-1), BLOCK_NAMED[info.type].nbytes
+        with info.file.open("rb", buffering=0) as file:
+            for first, count in _pieces(info):
+                place = flat[first * nbytes : (first + count) * nbytes]
+                place[...] = np.frombuffer(_blocks(file, info, first, count), np.uint8)
         return out
 
     def _info(self, name: str) -> TensorInfo:
@@ -102,6 +111,21 @@ class GGUFFile:
             known = textwrap.shorten(closest(name, list(self.tensors)), 300)
             raise RzooError(f"{self.path}: there is no tensor {name}", field="name", value=name, fix=known)
         return self.tensors[name]
+
+
+def _pieces(info: TensorInfo) -> Iterator[tuple[int, int]]:
+    """The first block and the count of each PIECE of a tensor."""
+    nbytes = BLOCK_NAMED[info.type].nbytes
+    blocks, step = info.nbytes // nbytes, PIECE // nbytes
+    return ((first, min(step, blocks - first)) for first in range(0, blocks, step))
+
+
+def _blocks(file: FileIO, info: TensorInfo, first: int, count: int) -> bytes:
+    nbytes = BLOCK_NAMED[info.type].nbytes
+    raw = os.pread(file.fileno(), count * nbytes, info.offset + first * nbytes)
+    if len(raw) != count * nbytes:
+        raise RzooError(f"{info.file}: ends inside tensor {info.name}; did it change?", field=info.name)
+    return raw
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,15 @@ import jax
 import numpy as np
 
 from rzoo.checkpoint.names import mtp_copies
-from rzoo.checkpoint.opened import Opened, open_checkpoint
+from rzoo.checkpoint.opened import Opened, open_checkpoint, quantizing
 from rzoo.checkpoint.sources import Located, locate
 from rzoo.checkpoint.training import chosen_paths
+from rzoo.compile import native
 from rzoo.compile.aot import use_compile_cache
-from rzoo.compile.kernels import default_forms, policy_forms
+from rzoo.compile.blocks import BlockQuantized, with_integers
+from rzoo.compile.kernels import attend_native, default_forms, policy_forms
 from rzoo.compile.precision import bound_of
+from rzoo.compile.quantize import Rules, quantize, quantized_bytes, with_cache
 from rzoo.compile.record import recorded
 from rzoo.core import RzooError, dtype_named
 from rzoo.formats import TEMPLATES, family_of, thinking_of
@@ -35,6 +39,7 @@ from rzoo.sharding.placement import Placement
 
 ALIGNMENT = 64  # bytes; JAX reads an array in place only where it begins at a multiple of this
 ROOM = 2**20  # bytes that aligning all weights of a model may take
+KEPT = {"fp8": "FP8 blocks", "file": "blocks of a GGUF file"}  # what `dtype` names beside types of arrays
 
 
 def load(
@@ -47,6 +52,8 @@ def load(
     kv: str = "split",
     only: str | None = None,
     mtp: bool = False,
+    weights: str | Rules | None = None,
+    cache: str | None = None,
     kl: float | None = None,
     record: bool = True,
     quiet: bool = False,
@@ -55,26 +62,31 @@ def load(
     (of a folder of steps the latest).
 
     dtype: in which type weights are held; None is float32 where that fits into memory on a CPU, else the stored type.
-    "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type.
+    "fp8" keeps the FP8 blocks of a DeepSeek checkpoint as they are, and all other weights in the stored type; "file"
+    keeps the blocks of a GGUF file, which products read as they are; policy "fast" then rounds what they are multiplied
+    with to 8 bits.
     policy: "exact" computes in float32, "stored" in the held type with float32 sums, "fast" in whatever a tuner shows
     to stay within `kl` nats of exact in the mean (0.01 where none is given). mesh: sizes such as {"data": 2,
     "tensor": 4}, or "auto" for what `choose` takes of all devices; None is one device. Each device's part is read from
     the file by itself. rules: such as "tensor×data" (x will do); None are those with the mesh's axes. kv: as in
     sharding.place. only: a part of the weights, such as "layers.0-3,embed"; the handle can't compute with less than
     all. mtp: with the module of multi-token prediction, which drafts tokens; else its tensors are skipped.
-    A step is held as it was saved where dtype is None. record: apply the tuning record that rzoo.tune kept for
-    exactly this model, policy and machine, and say so. One line on what will be loaded goes to stderr before weights
-    are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
+    weights, cache: as rzoo.quantize takes them, such as "int4:g32"; each weight is quantized when it has been read, so
+    that one at a time is held wide. A step is held as it was saved where dtype is None. record: apply the tuning record
+    that rzoo.tune kept for exactly this model, policy and machine, and say so. One line on what will be loaded goes to
+    stderr before weights are read, unless quiet. Raises RzooError for whatever is absent, malformed or too large.
     """
     join_processes()
     located = locate(source)
-    opened = open_checkpoint(located.path, mtp=mtp)
+    opened = quantizing(open_checkpoint(located.path, mtp=mtp), weights, dtype)
     _check_preset(located, opened.config)
     wanted, chosen = _mesh_for(opened, mesh, rules)
     on_mesh = lambda forms: forms_for(opened.config, *wanted, forms, kv=kv) if wanted else forms  # noqa: E731
     held = choose_dtype(opened, dtype, located.name, on_mesh(default_forms(Numerics())).place)
     bound = bound_of(policy, kl)
-    forms = on_mesh(policy_forms(policy, opened.dtype if held == "fp8" else held))
+    forms = policy_forms(policy, _dense_type(opened, held))
+    forms = on_mesh(forms if cache is None else with_cache(opened.config, forms, cache))
+    policy = policy if cache is None else "fast"
     use_compile_cache()
     if not quiet and jax.process_index() == 0:
         for line in (
@@ -82,12 +94,18 @@ def load(
             *chosen,
             _announcement(located, opened, held, forms.place),
             *_copies(opened, held, forms),
+            *filter(None, [native.unavailable() if held == "file" else None]),
         ):
             print(f"rzoo: {line}", file=sys.stderr)
     as_saved = opened.read_all is not None and dtype is None
     params = read_weights(opened, None if as_saved else held, located.name, forms, chosen_paths(opened.config, only))
+    if cache is None and any(isinstance(value, BlockQuantized) for value in params.values()):
+        forms = replace(forms, attend_decode=attend_native)
+        params = with_integers(params, policy == "fast")
     whole = getattr(forms.place, "mesh", None)
     lm = LM(opened.config, params, forms, policy, _about(located, opened), whole, bound=bound)
+    if weights is not None and opened.read_all is not None:
+        lm = quantize(lm, weights)
     return _tuned(lm, quiet) if record and only is None else lm
 
 
@@ -155,15 +173,18 @@ def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> st
 
     place: the form by that name, which says where they will lie.
     """
-    if asked == "fp8" and opened.fp8_bytes is None:
+    if asked in KEPT and asked not in opened.kept:
         raise RzooError(
-            f"dtype (fp8): {name} has no weights in FP8 blocks, most of it is {opened.bits}",
+            f"dtype ({asked}): {name} has no weights in {KEPT[asked]}, most of it is {opened.bits}",
             field="dtype",
             value=asked,
             fix=f'load it with dtype="{opened.dtype}"',
         )
+    if asked == "file" and isinstance(place, Placement | Pipeline):
+        fix = f'load it on one device, or with dtype="{opened.dtype}"'
+        raise RzooError("dtype (file): blocks of a GGUF file lie on one device", field="dtype", value=asked, fix=fix)
     on_cpu = jax.default_backend() == "cpu"
-    named = [asked if asked == "fp8" else dtype_named(asked).name] if asked is not None else []
+    named = [asked if asked in KEPT else dtype_named(asked).name] if asked is not None else []
     wanted = named or (["float32", opened.dtype] if on_cpu and opened.read_all is None else [opened.dtype])
     free = free_memory()
     sizes = {}
@@ -184,28 +205,39 @@ def choose_dtype(opened: Opened, asked: Any, name: str, place: Any = None) -> st
 
 
 def held_bytes(opened: Opened, held: str) -> int:
-    """Bytes of all weights held in the type that choose_dtype gave."""
-    return opened.fp8_bytes or 0 if held == "fp8" else weight_bytes(opened.config, held)
+    """Bytes of all weights held in the type that choose_dtype gave, those of opened.schemes as these say."""
+    if opened.schemes:
+        return quantized_bytes(opened.config, opened.schemes, held)
+    return opened.kept[held] if held in KEPT else weight_bytes(opened.config, held)
+
+
+def _dense_type(opened: Opened, held: str) -> str:
+    """The type of dense weights beside those that the file has in blocks; products of GGUF's are float32."""
+    return {"fp8": opened.dtype, "file": "float32"}.get(held, held)
 
 
 def needed_bytes(opened: Opened, held: str, place: Any) -> int:
     """What weights take of the memory that free_memory counts: of a device, or of the host whose devices share it."""
     if not isinstance(place, Placement | Pipeline):
         return held_bytes(opened, held)
-    on_one = device_bytes(opened.config, opened.dtype if held == "fp8" else held, place)
+    on_one = device_bytes(opened.config, _dense_type(opened, held), place)
+    if opened.schemes:  # in about the proportion of the whole
+        on_one = on_one * held_bytes(opened, held) // weight_bytes(opened.config, held)
     local = [d for d in place.mesh.devices.flat if d.process_index == jax.process_index()]
     return on_one * len(local) if jax.default_backend() == "cpu" else on_one
 
 
 def peak_bytes(opened: Opened, held: str, place: Any) -> int:
     """The most that loading takes of that memory: all weights, and one more on its way."""
-    one = largest_weight_bytes(opened.config, opened.dtype if held == "fp8" else held)
+    one = largest_weight_bytes(opened.config, _dense_type(opened, held))
     return needed_bytes(opened, held, place) + one
 
 
 def _announcement(located: Located, opened: Opened, held: str, place: Any) -> str:
     count = count_parameters(opened.config)
     size, peak = in_gib(held_bytes(opened, held)), in_gib(peak_bytes(opened, held, place))
+    kinds = Counter(map(str, opened.schemes.values())).most_common()
+    held = ", ".join([*(name for name, _ in kinds), f"the rest {held}"]) if kinds else held
     stored = f"{opened.bits} in the file, {held} in memory ({size}, at most {peak} while loading)"
     return f"loading {located.name}: {count:,} parameters, {stored}"
 
@@ -214,7 +246,7 @@ def _copies(opened: Opened, held: str, forms: Forms) -> Iterator[str]:
     """A line on weights that more than one device holds."""
     if not isinstance(forms.place, Placement | Pipeline):
         return
-    found = copies(opened.config, opened.dtype if held == "fp8" else held, forms.place)
+    found = copies(opened.config, _dense_type(opened, held), forms.place)
     if found:
         largest = ", ".join(f"{name} {in_gib(size)}" for name, size in list(found.items())[:3])
         yield f"copies of the same weights on several devices: {in_gib(sum(found.values()))} (most: {largest})"
@@ -251,12 +283,15 @@ class _Home:
 
     def take(self, weight: Any) -> Any:
         """`weight` (an array, or a storage object) on the device."""
+        return jax.tree.map(self._placed, weight)
+
+    def _placed(self, array: Any) -> Any:
         start = self.used + -(self.block.ctypes.data + self.used) % ALIGNMENT
-        if not isinstance(weight, np.ndarray) or start + weight.nbytes > self.block.size:
-            return jax.device_put(weight)
-        place = self.block[start : start + weight.nbytes].view(weight.dtype).reshape(weight.shape)
-        place[...] = weight
-        self.used = start + weight.nbytes
+        if not isinstance(array, np.ndarray) or start + array.nbytes > self.block.size:
+            return jax.device_put(array)
+        place = self.block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        place[...] = array
+        self.used = start + array.nbytes
         return jax.device_put(place, may_alias=True)
 
 

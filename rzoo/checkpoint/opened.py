@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from rzoo.checkpoint.huggingface import HFFolder, open_folder
 from rzoo.checkpoint.names import Match, Source, layer_of, match, without_mtp
 from rzoo.checkpoint.safetensors_file import TensorInfo
 from rzoo.checkpoint.training import find_step, open_step, read_step, target_for
+from rzoo.compile.blocks import KINDS, TILE, BlockQuantized
+from rzoo.compile.quantize import Rules, Scheme, quantized, schemes_for
 from rzoo.core import DTYPES, RzooError
 from rzoo.models.deepseek import DeepSeekConfig
 from rzoo.models.llama import LlamaConfig
@@ -41,12 +43,14 @@ TURNED = ("llama", "deci")
 class Opened:
     """A checkpoint whose headers were read and checked, and none of its weights.
 
-    read(path, dtype) gives a weight in its logical shape; with dtype "fp8" one that the file has in FP8 blocks as
-    Quantized, and any other in `dtype`. bits: how most of the file is stored. dtype: the type to hold it in where
-    float32 does not fit. fp8_bytes: what it takes held as "fp8", None where the file has no FP8 blocks.
+    read(path, dtype) gives a weight in its logical shape. kept: the names to give for dtype to have the file's own
+    blocks, and the bytes that all weights take so: with "fp8" weights in FP8 blocks are Quantized and all others in
+    `dtype`, with "file" those in blocks of GGUF are BlockQuantized. bits: how most of the file is stored. dtype: the
+    type to hold it in where float32 does not fit.
     read_part(path, index, dtype): the part of a weight that slices of its logical axes name, reading little more; None
     where the file can be read by whole tensors only. read_all(paths, dtype, forms): the weights called so where the
-    forms place them, dtype None as stored; only a step of training has it, and it alone.
+    forms place them, dtype None as stored; only a step of training has it, and it alone. schemes: the weights that
+    read gives as Quantized, and how.
     """
 
     config: Any
@@ -59,9 +63,10 @@ class Opened:
     stops: tuple[int, ...]
     recommended: dict[str, Any]
     warnings: tuple[str, ...] = ()
-    fp8_bytes: int | None = None
+    kept: Mapping[str, int] = field(default_factory=dict)
     read_part: Callable[[str, tuple[slice, ...], Any], np.ndarray] | None = None
     read_all: Callable[[Sequence[str], Any, Any], Params] | None = None
+    schemes: Mapping[str, Scheme] = field(default_factory=dict)
 
 
 def open_checkpoint(path: Path, *, mtp: bool = False) -> Opened:
@@ -125,7 +130,7 @@ def opened_folder(path: Path, *, mtp: bool = False) -> Opened:
         stops=_stops(folder.config, folder.generation_config, tokenizer),
         recommended=_recommended(folder.generation_config),
         warnings=(*folder.warnings, *skipped),
-        fp8_bytes=sum(info.nbytes for info in used.values()) if has_blocks else None,
+        kept={"fp8": sum(info.nbytes for info in used.values())} if has_blocks else {},
         read_part=None if has_blocks else read_part,
     )
 
@@ -210,6 +215,28 @@ def opened_step(path: Path, warnings: tuple[str, ...] = ()) -> Opened:
     )
 
 
+def quantizing(opened: Opened, weights: str | Rules | None, dtype: Any) -> Opened:
+    """The same checkpoint, whose read gives the weights quantized that rzoo.quantize would; a step stays as it is.
+
+    Raises RzooError for unknown schemes and patterns, and beside blocks of the file that are to be kept.
+    """
+    if weights is None:
+        return opened
+    if dtype in opened.kept:
+        fix = "leave one of the two out"
+        raise RzooError(f"weights ({weights}): dtype {dtype} keeps the file's own codes", field="weights", fix=fix)
+    schemes = schemes_for(opened.config, weights)
+
+    def read(path: str, dtype: Any) -> Any:
+        value = opened.read(path, dtype)
+        if path not in schemes:
+            return value
+        return jax.tree.map(np.asarray, quantized(opened.config, path, value, schemes[path]))
+
+    whole = opened if opened.read_all is not None else replace(opened, read=read, read_part=None)
+    return replace(whole, schemes=schemes)
+
+
 def no_single_reads(*_: Any) -> Any:
     """Steps are read at once, by read_all."""
     raise NotImplementedError
@@ -234,12 +261,16 @@ def opened_gguf(path: Path) -> Opened:
     kept, skipped = without_mtp(config, file.tensors)
     shapes = {name: file.tensors[name].shape for name in kept}
     matched = match(config, shapes, kind="gguf", where=str(path))
-    turned = file.metadata["general.architecture"] in TURNED
+    weights, turned = abstract_weights(config), file.metadata["general.architecture"] in TURNED
 
-    def read(weight: str, dtype: Any) -> np.ndarray:
-        source, shape = matched.tensors[weight], abstract_weights(config)[weight][1].shape
-        array = source.taken(file.read(source.names[0], dtype), shape)
-        return unturned(array) if turned and source.row.turned else array
+    def read(weight: str, dtype: Any) -> Any:
+        source, shape = matched.tensors[weight], weights[weight][1].shape
+        rows_turned = turned and source.row.turned
+        if dtype == "file" and _in_blocks(file, source):
+            return _read_file_blocks(file, source, shape, rows_turned)
+        kind = file.tensors[source.names[0]].type
+        array = source.taken(file.read(source.names[0], HELD.get(kind, "float32") if dtype == "file" else dtype), shape)
+        return unturned(array) if rows_turned else array
 
     tokenizer = Tokenizer.from_gguf(file.metadata)
     stops = {file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")} | set(tokenizer.eos_ids)
@@ -250,11 +281,38 @@ def opened_gguf(path: Path) -> Opened:
         read_raw=file.read,
         bits=file.dominant_type or "F32",
         dtype="bfloat16",
+        kept={"file": sum(_kept_bytes(file, matched.tensors[path], w.size) for path, (_, w) in weights.items())},
         tokenizer=tokenizer,
         stops=tuple(sorted(i for i in stops if isinstance(i, int))),
         recommended={},
         warnings=skipped,
     )
+
+
+def _in_blocks(file: GGUFFile, source: Source) -> bool:
+    """Whether a weight can be held in the blocks of the file: whole rows of a type that has a form for products."""
+    return file.tensors[source.names[0]].type in KINDS and not source.transposed
+
+
+def _kept_bytes(file: GGUFFile, source: Source, values: int) -> int:
+    """What a weight of so many values takes held as "file": blocks for whole tiles of rows, else its own type or
+    float32.
+    """
+    kind, columns = file.tensors[source.names[0]].type, source.shape[-1]
+    if not _in_blocks(file, source):
+        return values * np.dtype(HELD.get(kind, "float32")).itemsize
+    rows = -(-values // columns // TILE) * TILE
+    return rows * columns // KINDS[kind].values * KINDS[kind].nbytes
+
+
+def _read_file_blocks(file: GGUFFile, source: Source, shape: tuple[int, ...], turned: bool) -> BlockQuantized:
+    """A weight of logical `shape` in the blocks of the file."""
+    rows = file.read_blocks(source.names[0])
+    if source.part is not None:
+        rows = rows.reshape(shape[0], -1, rows.shape[1])[:, slice(*source.part)].reshape(-1, rows.shape[1])
+    if turned:
+        rows = unturned(rows.reshape(*shape[:2], -1)).reshape(rows.shape)
+    return BlockQuantized.of_file(file.tensors[source.names[0]].type, rows, shape)
 
 
 def _config(file: GGUFFile) -> Any:

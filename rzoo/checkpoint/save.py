@@ -12,13 +12,14 @@ import numpy as np
 from rzoo.checkpoint import fp8 as blocks
 from rzoo.checkpoint.huggingface import CONFIG, GENERATION_CONFIG, write_folder
 from rzoo.checkpoint.names import mtp_copies, sources
+from rzoo.compile.blocks import BlockQuantized
 from rzoo.compile.programs import on_host
 from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.registry import family_of
 from rzoo.models.stacking import unstack
-from rzoo.models.weights import Quantized
+from rzoo.models.weights import Quantized, Storage
 
 
 def export(
@@ -26,11 +27,11 @@ def export(
 ) -> Path:
     """Writes config.json (readable by transformers 4 and 5), shards, index and tokenizer; returns the folder.
 
-    Weights keep their bits; fp8 writes those that DeepSeek publishes in FP8 blocks so. The folder appears when it is
-    complete. Raises RzooError where it exists and is not empty, unless overwrite, and for fp8 where the family is not
-    published in it.
+    Weights keep their bits, but integer codes are written as the numbers that they stand for; fp8 writes those that
+    DeepSeek publishes in FP8 blocks so. The folder appears when it is complete. Raises RzooError where it exists and is
+    not empty, unless overwrite, and for fp8 where the family is not published in it.
     """
-    in_blocks = fp8 or any(isinstance(value, Quantized) for value in lm.params.values())
+    in_blocks = fp8 or any(map(_in_blocks, lm.params.values()))
     if fp8 and not any(row.blocks for row in family_of(lm.config).names):
         raise RzooError("fp8: models of this family are not published in FP8 blocks", field="fp8", value=fp8)
     files = about_files(lm)
@@ -70,9 +71,15 @@ def about_files(lm: LM) -> dict[str, bytes]:
 
 
 def _dtype(lm: LM) -> str:
-    """The type of the embedding, or of whatever a part of a model holds."""
-    name: str = jax.tree.leaves(lm.params.get("embed", lm.params))[0].dtype.name
+    """The type of the embedding, or of whatever a part of a model holds beside codes."""
+    arrays = {path: value for path, value in lm.params.items() if hasattr(value, "dtype")}
+    name: str = jax.tree.leaves(arrays.get("embed", arrays or lm.params))[0].dtype.name
     return name
+
+
+def _in_blocks(value: Any) -> bool:
+    """Whether a weight is in the blocks that DeepSeek's files have."""
+    return isinstance(value, Quantized) and value.codes.dtype == blocks.E4M3
 
 
 def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
@@ -86,13 +93,23 @@ def _tensors(lm: LM, fp8: bool) -> Iterator[tuple[str, np.ndarray]]:
         source, values = found[paths[0]], [params[path] for path in paths]
         for i, name in enumerate(names):
             parts = [_entry(values[0], i)] if source.stacked else values
-            yield from _written(name, parts, source.shape, fp8 and source.row.blocks)
+            yield from _written(
+                name, [_as_in_files(part, lm) for part in parts], source.shape, fp8 and source.row.blocks
+            )
     for name, path in mtp_copies(lm.config).items():
-        yield from _written(name, [params[path]], found[path].shape, False)
+        yield from _written(name, [_as_in_files(params[path], lm)], found[path].shape, False)
+
+
+def _as_in_files(value: Any, lm: LM) -> Any:
+    """Integer codes and blocks of GGUF as the numbers that they stand for; all else as it is."""
+    if isinstance(value, BlockQuantized):
+        return value.dense().astype(_dtype(lm))
+    plain_codes = isinstance(value, Quantized) and not _in_blocks(value)
+    return value.dequantize(_dtype(lm)) if plain_codes else value
 
 
 def _entry(stack: Any, i: int) -> Any:
-    return stack.entry(i) if isinstance(stack, Quantized) else stack[i]
+    return stack.entry(i) if isinstance(stack, Storage) else stack[i]
 
 
 def _written(name: str, parts: list[Any], shape: tuple[int, ...], fp8: bool) -> Iterator[tuple[str, np.ndarray]]:

@@ -93,13 +93,13 @@ def _find(name: str, entry: Preset) -> Path:
 
 
 def packaged_file(entry: Preset) -> Path | None:
-    """The file of a preset that comes in a Python package, or None where that package is not installed."""
+    """The file or folder of a preset that comes in a Python package, or None where that is not installed."""
     if entry.package is None:
         return None
     _, module, file = entry.package
     spec = importlib.util.find_spec(module)
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / file).is_file():
+        if (Path(folder) / file).exists():
             return Path(folder) / file
     return None
 

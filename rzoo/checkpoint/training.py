@@ -28,6 +28,7 @@ from jax import ShapeDtypeStruct
 from rzoo.checkpoint.huggingface import CONFIG, GENERATION_CONFIG
 from rzoo.checkpoint.safetensors_file import few, read_json, writing
 from rzoo.checkpoint.save import about_files
+from rzoo.compile.blocks import KINDS, BlockQuantized
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models.registry import Params, abstract_weights, config_from_hf
@@ -37,6 +38,7 @@ from rzoo.sharding.pipeline import Pipeline
 from rzoo.sharding.place import held
 from rzoo.sharding.placement import Placement
 
+STORAGES = (Quantized, BlockQuantized)
 PARAMS, EXTRA, FILES, STORAGE = "params", "extra", "files.json", "storage.json"
 PARTIAL = re.compile(r"\.(\d+)\.partial-[0-9a-f]{8}")
 READ_AT_ONCE = 1  # GB of a step in memory beside what is placed
@@ -262,7 +264,7 @@ def flat_arrays(params: Params) -> dict[str, Any]:
     """Weights by path; those in a storage as one entry for each array, "layers.0.mlp.gate/codes"."""
     out: dict[str, Any] = {}
     for path, value in params.items():
-        if isinstance(value, Quantized):
+        if isinstance(value, STORAGES):
             out |= {f"{path}/{name}": array for name, array in _parts(value).items()}
         else:
             out[path] = value
@@ -276,8 +278,8 @@ def _parts(value: Any) -> dict[str, Any]:
 
 def _storage(params: Params) -> dict[str, Any]:
     """What rebuilds the weights that are no plain arrays."""
-    quantized = {path: value for path, value in params.items() if isinstance(value, Quantized)}
-    return {path: {"block": value.block, "shape": value.shape} for path, value in quantized.items()}
+    static = lambda value: {f.name: getattr(value, f.name) for f in fields(value) if f.metadata.get("static")}  # noqa: E731
+    return {path: static(value) for path, value in params.items() if isinstance(value, STORAGES)}
 
 
 @dataclass(frozen=True)
@@ -349,10 +351,17 @@ def _rebuilt(arrays: Mapping[str, Any], storage: Mapping[str, Any], path: Path) 
     out = {key: value for key, value in arrays.items() if "/" not in key}
     for name, static in storage.items():
         parts = {key.split("/")[1]: value for key, value in arrays.items() if key.startswith(f"{name}/")}
+        shape = tuple(static["shape"])
+        if "kind" in static:
+            if "tiles" not in parts or static["kind"] not in KINDS:
+                raise _damaged(path, f"{name} has no tiles of a known kind")
+            out[name] = BlockQuantized(parts["tiles"], static["kind"], shape, bool(static["integer"]))
+            continue
         if not {"codes", "scale"} <= set(parts):
             raise _damaged(path, f"{name} has no codes or no scale")
-        block, shape = tuple(static["block"]), tuple(static["shape"])
-        out[name] = Quantized(parts["codes"], parts["scale"], parts.get("offset"), block, shape)
+        block = tuple(static["block"])
+        activations = static.get("activations")  # steps of before it was there have none
+        out[name] = Quantized(parts["codes"], parts["scale"], parts.get("offset"), block, shape, activations)
     return out
 
 
@@ -414,7 +423,7 @@ def target_for(step: Step, dtype: str | None, forms: Any, paths: Sequence[str]) 
         if weight not in paths:
             continue
         value = step.stored[weight]
-        if not isinstance(value, Quantized) and dtype is not None:
+        if not isinstance(value, STORAGES) and dtype is not None:
             value = ShapeDtypeStruct(value.shape, dtype)
         if isinstance(forms.place, Placement | Pipeline):
             on = forms.place.of(path).weight(value, axes)
@@ -436,7 +445,7 @@ def read_step(step: Step, target: Mapping[str, Any]) -> Params:
         how = ocp.checkpoint_utils.construct_restore_args(arrays)
         args = ocp.args.PyTreeRestore(item=arrays, restore_args=how, partial_restore=True)
         read = reader.restore(step.path / PARAMS, args=args)
-    storage = {path: vars(value) for path, value in first.items() if isinstance(value, Quantized)}
+    storage = {path: vars(value) for path, value in first.items() if isinstance(value, STORAGES)}
     params = _rebuilt(read, storage, step.path)
     for path in target:  # the second end of a tied pipeline
         if path not in params:

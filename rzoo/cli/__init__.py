@@ -7,9 +7,12 @@ import sys
 from rzoo.cli import (  # noqa: F401  (each adds its commands to the application)
     answers,
     chat,
+    evals,
     files,
     machine,
     plans,
+    prune,
+    quantize,
     train,
 )
 from rzoo.cli.common import app

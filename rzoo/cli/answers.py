@@ -26,6 +26,7 @@ from rzoo.cli.common import (
     load,
     say,
 )
+from rzoo.cli.show import Shown
 
 
 @app.command()
@@ -50,14 +51,18 @@ def generate(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits alone and in any batch; slower.")
     ] = False,
+    draft: Annotated[
+        str | None, typer.Option(help="What guesses tokens: mtp (the model's own module), lookup, or a smaller model.")
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(help="Guesses of a pass.")] = 4,
     dtype: Dtype = None,
     policy: Policy = "exact",
     mesh: MeshOption = None,
     rules: RulesOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a prompt."""
-    options = {
+    """Answer a prompt; on a terminal reasoning is faint, elsewhere it goes to standard error."""
+    options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "raw": raw,
         "thinking": thinking,
@@ -71,10 +76,13 @@ def generate(
         "n": n,
         "stop": stop or (),
         "deterministic": deterministic,
+        "draft_tokens": draft_tokens,
     }
     text = sys.stdin.read() if prompt == "-" else prompt
     given = _given(text, ids, options)
-    lm = load(model, dtype, policy, mesh, rules)
+    lm = load(model, dtype, policy, mesh, rules, mtp=draft == "mtp")
+    if draft is not None:
+        options["draft"] = draft if draft in ("mtp", "lookup") else load(draft, dtype, policy, mesh, rules)
     if as_json or n > 1:
         _whole(lm, given, options, as_json)
     else:
@@ -112,21 +120,16 @@ def _whole(lm: Any, prompt: Any, options: dict[str, Any], as_json: bool) -> None
 
 
 def _streamed(lm: Any, prompt: Any, options: dict[str, Any]) -> None:
-    """The text as it comes, then a line on it."""
+    """The text as it comes, its reasoning apart, then a line on it."""
     import rzoo
 
     answer = rzoo.stream(lm, prompt, **options)
-    waiting = sys.stderr.isatty()
-    if waiting:  # the first piece takes seconds where programs have to be compiled, and more for a long prompt
+    shown = Shown(sys.stdout.isatty(), waiting=sys.stderr.isatty())
+    if shown.waiting:  # the first piece takes seconds where programs have to be compiled, and more for a long prompt
         say(f"rzoo: reading {answer.prompt_length} tokens …", end="", file=sys.stderr)
     try:
-        for piece in answer:
-            if waiting:
-                say("\r\033[K", end="", file=sys.stderr)
-            waiting = False
-            say(piece, end="")
-    except KeyboardInterrupt:  # what there is stays, and the line below says that it was cut
-        say(f"\nrzoo: {answer.report()}", file=sys.stderr)
-        raise
-    say("")
-    say(f"rzoo: {answer.report()}", file=sys.stderr)
+        for thought, text in answer.parts():
+            shown.push(thought, text)
+    finally:  # after Ctrl-C, too: what there is stays, and the line says that it was cut
+        shown.finish()
+        say(f"rzoo: {answer.report()}", file=sys.stderr)

@@ -5,7 +5,6 @@ answers alone go to standard output and all else to standard error.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,12 +29,10 @@ from rzoo.cli.common import (
     app,
     load,
 )
+from rzoo.cli.show import FAINT, PLAIN, Shown, styled
 
 HISTORY = 1000  # lines of it that are kept
 QUOTE = '"""'
-FAINT, PLAIN, CLEAR = "\033[2m", "\033[0m", "\r\033[K"
-# What a model writes cannot steer the terminal: of the control characters it has line breaks and tabs.
-CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @app.command()
@@ -89,7 +86,6 @@ class Talk:
         self.system: list[dict[str, Any]] = []
         self.turns: list[dict[str, Any]] = []
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        self.styled = self.terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
     def turn(self, text: str) -> None:
         """Asks, prints the answer as it comes, and keeps both. Raises RzooError, with nothing kept, where it can't."""
@@ -127,29 +123,14 @@ class Talk:
         """Prints the pieces of an answer; Ctrl-C ends it at a terminal, and in a pipe the program."""
         if self.terminal:
             self._note(f"reading {answer.prompt_length} tokens …", end="")
-        faint = None  # whether reasoning was shown last; None before anything is
+        shown = Shown(self.terminal, waiting=self.terminal)
         try:
             for thought, text in answer.parts():
-                if thought:
-                    faint = self._print(thought, faint, True)
-                if text:
-                    faint = self._print(text, faint, False)
+                shown.push(thought, text)
         except KeyboardInterrupt:
             if not self.terminal:
                 raise
-        self._print("\n" if faint is not None or not self.terminal else "", faint, False)
-
-    def _print(self, piece: str, before: bool | None, faint: bool) -> bool:
-        """Prints a piece of the reasoning (faint) or of the answer after one that was `before`; returns `faint`."""
-        if before is None and self.terminal:
-            print(CLEAR, end="", file=sys.stderr, flush=True)
-        if before and not faint:
-            print("\n", file=None if self.terminal else sys.stderr)
-        if self.styled and bool(before) != faint:
-            print(FAINT if faint else PLAIN, end="")
-        shown = piece.translate(CONTROLS) if self.terminal else piece
-        print(shown, end="", flush=True, file=None if self.terminal or not faint else sys.stderr)
-        return faint
+        shown.finish()
 
     def _why(self, done: Any) -> str:
         """What to say of an answer that did not end by itself, and of one that is none."""
@@ -159,7 +140,7 @@ class Talk:
         return words if done.text.strip() else f"{words}there is no answer, so this turn is not kept; "
 
     def _note(self, text: str, end: str = "\n") -> None:
-        faint = self.styled and sys.stderr.isatty()
+        faint = self.terminal and styled() and sys.stderr.isatty()
         print(f"{FAINT}rzoo: {text}{PLAIN}" if faint else f"rzoo: {text}", end=end, file=sys.stderr, flush=True)
 
     def command(self, line: str) -> None:

@@ -19,7 +19,8 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Model = Annotated[str, typer.Argument(help="A preset (see `rzoo models`), a folder, a .gguf file or a hub id.")]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32, bfloat16, float16, or fp8 (blocks kept); default: float32 if it fits.")
+    str | None,
+    typer.Option(help="float32, bfloat16, float16, or fp8 or file (blocks kept); default: float32 if it fits."),
 ]
 Policy = Annotated[
     str, typer.Option(help="exact (float32), stored (the held type, float32 sums) or fast (within a KL bound).")
@@ -43,7 +44,7 @@ RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: less of what th
 Seed = Annotated[int | None, typer.Option(help="Repeats an answer that named it.")]
 
 
-def load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: str | None) -> Any:
+def load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: str | None, *, mtp: bool = False) -> Any:
     """The model on the mesh that is asked for; where none is and there are several devices, on a chosen one."""
     import jax
 
@@ -54,7 +55,7 @@ def load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: st
     rzoo.load, rzoo.generate  # noqa: B018  (imports what they need)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     several = mesh is None and rules is None and jax.device_count() > 1
-    return rzoo.load(model, dtype=dtype, policy=policy, mesh="auto" if several else mesh, rules=rules)
+    return rzoo.load(model, dtype=dtype, policy=policy, mesh="auto" if several else mesh, rules=rules, mtp=mtp)
 
 
 def say(text: str, **options: Any) -> None:

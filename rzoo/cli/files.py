@@ -1,7 +1,7 @@
 """`rzoo models | export | save`: what can be loaded, and writing it."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,8 @@ from rzoo.cli.common import AsJson, Dtype, MeshOption, Model, RulesOption, app, 
 @app.command()
 def models(
     layout: Annotated[str | None, typer.Option(metavar="NAME", help="Show the layers of this one instead.")] = None,
+    fit: Annotated[str | None, typer.Option(metavar="MEMORY", help="Say what fits into 8GB, and why not.")] = None,
+    context: Annotated[int, typer.Option(min=1, help="Tokens that --fit makes room for.")] = 4096,
     as_json: AsJson = False,
 ) -> None:
     """List what can be loaded by name, with exact parameter counts."""
@@ -20,6 +22,9 @@ def models(
         _print_layout(layout, as_json)
         return
     found = presets()
+    if fit is not None:
+        _print_fits(found, fit, context, as_json)
+        return
     if as_json:
         fields = ("name", "alias", "parameters", "bytes", "bits", "found", "thinking")
         print_json([{field: getattr(info, field) for field in fields} for info in found])
@@ -37,6 +42,18 @@ def models(
             name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.thinking or "-", info.found
         )
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _print_fits(found: Any, memory: str, context: int, as_json: bool) -> None:
+    from rzoo.compile.editions import fit, memory_size
+
+    size = memory_size(memory)
+    fits = [(info, fit(info.config, size, context)) for info in found]
+    if as_json:
+        print_json([{"name": i.name, **vars(f), "fits": f.fits, "why": f.why} for i, f in fits])
+        return
+    for info, one in sorted(fits, key=lambda pair: (not pair[1].fits, pair[0].parameters)):
+        print(f"{'fits' if one.fits else 'no':<5} {info.name:<36} {one.why}")
 
 
 def _print_layout(name: str, as_json: bool) -> None:

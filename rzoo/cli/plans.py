@@ -23,11 +23,14 @@ def plan(
     phase: Annotated[str, typer.Option(help="decode or prefill.")] = "decode",
     modelled: Annotated[bool, typer.Option("--modelled", help="By arithmetic alone; nothing is compiled.")] = False,
     unrolled: Annotated[bool, typer.Option("--unrolled", help="Compile every layer by itself, no loops.")] = False,
+    tuned: Annotated[bool, typer.Option("--tuned", help="In the forms that rzoo tune MODEL --gpu found.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="A table of all rules that work on the GPUs.")] = False,
+    overlap: Annotated[bool, typer.Option("--overlap", help="A table of what runs beside each collective.")] = False,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw bytes per GPU; needs matplotlib.")] = None,
     requests_per_day: Annotated[int | None, typer.Option(min=1, help="Tell replicas for so many requests.")] = None,
     tokens_in: Annotated[int, typer.Option(min=1, help="Tokens of a request.")] = 1000,
     tokens_out: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 500,
+    short: Annotated[bool, typer.Option("--short", help="One line: whether it fits.")] = False,
     install_aot: Annotated[bool, typer.Option("--install-aot", help="Make .venv-aot, which compiles.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,6 +49,7 @@ def plan(
         raise RzooError("model is missing", field="model", fix="name one, such as: rzoo plan nano-8b --gpu h100")
     asked: dict[str, Any] = dict(gpu=gpu, weights=weights, batch=batch, context=context, phase=phase)
     asked |= {"mesh": mesh, "devices": devices, "rules": rules, "kv": kv, "stacked": not unrolled}
+    asked |= {"tuned": True} if tuned else {}
     plans = _plans(model, asked, not modelled, compare)
     needed = None
     if requests_per_day is not None:
@@ -53,6 +57,8 @@ def plan(
     if as_json:
         found = plans[0].to_json() | ({"demand": vars(needed)} if needed else {})
         print_json(found | ({"compared": [one.to_json() for one in plans[1:]]} if compare else {}))
+    elif short:
+        print(plan_words.line(plans[0]))
     else:
         print(plan_words.words(plans[0]))
         if needed:
@@ -60,6 +66,8 @@ def plan(
                 f"  {requests_per_day} requests a day: {needed.prompt:,.1f} tokens/s of prompts,"
                 f" {needed.answer:,.1f} of answers, at least {needed.replicas} replicas (modelled)"
             )
+        if overlap:
+            print("\n" + plan_words.overlap_table(plans[0]))
         if compare:
             print("\n" + plan_words.markdown([plan_words.row(one) for one in plans]))
     if plot is not None:
@@ -79,7 +87,7 @@ def _plans(model: str, asked: dict[str, Any], compiled: bool, compare: bool) -> 
     from rzoo.sharding.rules import RULES
 
     for rules, kv in product(RULES, ("split", "copied")):
-        other = asked | {"rules": rules, "kv": kv, "mesh": None, "devices": plans[0].devices}
+        other = asked | {"tuned": False, "rules": rules, "kv": kv, "mesh": None, "devices": plans[0].devices}
         try:
             made = make(model, **other, compiled=False)
         except RzooError:

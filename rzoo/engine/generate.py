@@ -5,7 +5,7 @@ of messages is a conversation; a list of ids is taken as it is.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rzoo.chat import ReasoningSplitter
@@ -44,9 +44,9 @@ def generate(lm: LM, prompts: Any, **options: Any) -> Any:
     within 1e-4, which can turn a near tie. session: a rzoo.Session, for which the beginning that a prompt shares
     with the last one is not computed again (but with deterministic, since it would be in other chunks).
 
-    draft: a smaller model with the same vocabulary, or "lookup" for text that quotes itself; it guesses draft_tokens
-    (4) at a time, and the model checks them in one pass. The answer is the same in distribution, and greedy, but for
-    near ties, the same.
+    draft: a smaller model with the same vocabulary, "mtp" for the model's own module of multi-token prediction (load it
+    with mtp=True), or "lookup" for text that quotes itself; it guesses draft_tokens (4) at a time, and the model checks
+    them in one pass. The answer is the same in distribution, and greedy, but for near ties, the same.
 
     Ctrl-C ends the call with what there is (finish_reason "interrupted"). Raises RzooError, before any work, for a
     prompt that is empty, malformed or leaves no room in the context, and for an option that is unknown or out of range.
@@ -65,6 +65,24 @@ def generate(lm: LM, prompts: Any, **options: Any) -> Any:
     found = [row.completion() for row in rows]
     answers: list[Any] = [found[i : i + asked.n] for i in range(0, len(found), asked.n)] if asked.n > 1 else found
     return answers[0] if single else answers
+
+
+def finished(lm: LM, prompts: Sequence[Any], **options: Any) -> Iterator[tuple[int, Completion]]:
+    """(place, Completion) of each of a list of prompts as soon as its answer ends, so that one can be kept before all
+    are there.
+
+    Options and errors are those of `generate`, n apart; Ctrl-C is raised, with nothing of the answers that are open.
+    """
+    asked = options_of(options)
+    if asked.n != 1:
+        raise RzooError("finished gives one answer to a prompt; n goes to generate", field="n", value=asked.n)
+    rows = rows_of(lm, prompts, asked)
+    open_rows = dict(enumerate(rows))
+    for _ in run(lm, rows, asked):
+        for place, row in [*open_rows.items()]:
+            if row.finish_reason:
+                del open_rows[place]
+                yield place, row.completion()
 
 
 class Stream(Iterator[str]):

@@ -13,6 +13,7 @@ from rzoo.engine.rows import Row, StopText
 from rzoo.engine.sampling import Sampling, seed_of
 from rzoo.engine.session import Session
 from rzoo.handle import LM
+from rzoo.sharding.pipeline import Pipeline
 from rzoo.tokenizer import IncrementalDecoder
 
 MOST_TOP = 100  # alternatives of logprobs
@@ -69,8 +70,8 @@ def options_of(given: dict[str, Any]) -> Options:
 
 
 def _check_draft(options: Options) -> None:
-    if options.draft != "lookup" and not isinstance(options.draft, LM):
-        words = f'draft ({options.draft!r:.40}) must be a handle from rzoo.load, or "lookup"'
+    if options.draft not in ("lookup", "mtp") and not isinstance(options.draft, LM):
+        words = f'draft ({options.draft!r:.40}) must be a handle from rzoo.load, "lookup" or "mtp"'
         raise RzooError(words, field="draft", value=options.draft)
     for name in ("logprobs", "session", "max_think_tokens"):
         if getattr(options, name) is not None:
@@ -92,6 +93,17 @@ def _check_vocabulary(lm: LM, draft: LM) -> None:
         )
 
 
+def _check_module(lm: LM) -> None:
+    """Raises RzooError for a model that has no module to draft with, or has it on another stage of a pipeline."""
+    if not getattr(lm.config, "mtp", False):
+        words = "draft (mtp): this model has no module for multi-token prediction"
+        fix = 'load a checkpoint that holds one with mtp=True, or give draft="lookup"'
+        raise RzooError(words, field="draft", value="mtp", fix=fix)
+    if isinstance(lm.forms.place, Pipeline):
+        words = "draft (mtp) is not possible under pipe"
+        raise RzooError(words, field="draft", value="mtp", fix="load the model under other rules")
+
+
 def _check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
@@ -107,6 +119,8 @@ def rows_of(lm: LM, prompts: Sequence[Any], options: Options) -> list[Row]:
         raise RzooError("a session keeps one prompt and its answer", field="session", fix="give one prompt, and no n")
     if isinstance(options.draft, LM):
         _check_vocabulary(lm, options.draft)
+    if options.draft == "mtp":
+        _check_module(lm)
     return [row for place in range(len(prompts)) for row in _rows(lm, prompts, place, options)]
 
 

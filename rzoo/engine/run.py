@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rzoo.compile.programs import on_host
+from rzoo.engine.drafting import Guesser, LookUp, SmallerModel, own_module
 from rzoo.engine.options import Options
 from rzoo.engine.prompts import vocabulary
 from rzoo.engine.rows import Row
@@ -28,19 +29,30 @@ def run(lm: LM, rows: list[Row], options: Options) -> Iterator[list[str]]:
     most = DETERMINISTIC_ROWS if options.deterministic else MOST_ROWS
     for first in range(0, len(rows), most):
         batch = rows[first : first + most]
-        state = start(lm, batch, options)
-        yield from _run(lm, batch, state, options) if options.draft is None else _drafted(lm, batch, state, options)
+        yield from (_run if options.draft is None else _drafted)(lm, batch, options)
 
 
-def _drafted(lm: LM, rows: list[Row], state: State, options: Options) -> Iterator[list[str]]:
-    draft, vocab, drafted = options.draft, vocabulary(lm), None
-    if draft != "lookup":
-        drafted = start(draft, rows, options)
+def _drafted(lm: LM, rows: list[Row], options: Options) -> Iterator[list[str]]:
+    draft, k, vocab = options.draft, options.draft_tokens, vocabulary(lm)
+    guesser: Guesser
+    if draft == "mtp":
+        size = DETERMINISTIC_ROWS if options.deterministic else bucket(len(rows))
+        prompts = [*(row.prompt for row in rows), *[()] * (size - len(rows))]
+        state, guesser = own_module(lm, prompts, k)
+        for row in rows:
+            row.computed = len(row.prompt)
+    else:
+        state = start(lm, rows, options)
     draws = draws_for(lm, rows, len(state.lengths))
-    return run_drafted(lm, rows, state, drafted, draws, draft, options.draft_tokens, vocab)
+    if draft == "lookup":
+        guesser = LookUp(rows, k)
+    elif draft != "mtp":
+        guesser = SmallerModel(draft, start(draft, rows, options), draws, k, vocab)
+    return run_drafted(lm, rows, state, guesser, draws, k, vocab)
 
 
-def _run(lm: LM, rows: list[Row], state: State, options: Options) -> Iterator[list[str]]:
+def _run(lm: LM, rows: list[Row], options: Options) -> Iterator[list[str]]:
+    state = start(lm, rows, options)
     likeliest = all(row.sampling.greedy and not row.sampling.penalised and row.top is None for row in rows)
     draws = None if likeliest else draws_for(lm, rows, len(state.lengths))
     most = 1  # the first token is shown as soon as it is known

@@ -14,6 +14,7 @@ from rzoo.core import RzooError
 from rzoo.engine.prompts import check_ids, needs_text, prompt_ids
 from rzoo.engine.session import CHUNKS, State, bucket, prefill, read_chunk, take_rows
 from rzoo.handle import LM
+from rzoo.models.rope import depends_on_length
 
 MOST_ROWS = 8  # continuations of a batch: the logits of a chunk, b * t * v float32, are in memory for a moment
 CHUNK = CHUNKS[-1]
@@ -42,15 +43,62 @@ def score(lm: LM, prompt: Any, continuations: Any, *, raw: bool = False) -> Any:
     if not isinstance(lm, LM):
         raise RzooError(f"lm must be a handle from rzoo.load; got {type(lm).__name__}", field="lm")
     ids = prompt_ids(lm, prompt, raw=raw)
-    text = prompt if isinstance(prompt, str) and (raw or lm.about.template is None) else None
+    text = _raw_text(lm, prompt, raw)
     single = _is_single(continuations)
     given = [continuations] if single else list(continuations)
     wanted = [_continuation_ids(lm, ids, text, continuation) for continuation in given]
     state = prefill(lm, [ids], max((len(c) for c in wanted), default=0) + CHUNK)
     found: list[Score] = []
     for first in range(0, len(wanted), MOST_ROWS):
-        found += _scores(lm, state, wanted[first : first + MOST_ROWS])
+        batch = wanted[first : first + MOST_ROWS]
+        found += _scores(lm, state, batch, [0] * len(batch))
     return found[0] if single else found
+
+
+def score_pairs(lm: LM, pairs: Sequence[tuple[Any, Any]], *, raw: bool = False) -> list[Score]:
+    """A Score for each (prompt, continuation), in the same order, many prompts in a batch: what all prompts begin with
+    is computed once, and so is a prompt that neighbouring pairs share.
+
+    Raises RzooError as `score` does.
+    """
+    if not isinstance(lm, LM):
+        raise RzooError(f"lm must be a handle from rzoo.load; got {type(lm).__name__}", field="lm")
+    asked = [(prompt_ids(lm, prompt, raw=raw), prompt, continuation) for prompt, continuation in pairs]
+    wanted = [_continuation_ids(lm, ids, _raw_text(lm, text, raw), given) for ids, text, given in asked]
+    prompts = [ids for ids, _, _ in asked]
+    room = max((len(p) + len(c) for p, c in zip(prompts, wanted, strict=True)), default=0) + 2 * CHUNK
+    shared = 0 if depends_on_length(lm.config.rope) else _common(prompts)
+    start = prefill(lm, [prompts[0][:shared]], room) if shared else None
+    found: list[Score] = []
+    for first in range(0, len(pairs), MOST_ROWS):
+        batch = slice(first, first + MOST_ROWS)
+        found += _batch_scores(lm, start, [p[shared:] for p in prompts[batch]], wanted[batch], room)
+    return found
+
+
+def _common(prompts: Sequence[list[int]]) -> int:
+    """How many tokens to compute once: those that all prompts begin with, one of each left over; 0 for few."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(prompts), max(prompts)  # in the order of words, so that all others begin as these two do
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    same = min(same, *(len(prompt) - 1 for prompt in prompts))
+    return same if same >= CHUNK else 0
+
+
+def _batch_scores(
+    lm: LM, start: State | None, prompts: Sequence[list[int]], wanted: Sequence[Sequence[int]], room: int
+) -> list[Score]:
+    """Of up to MOST_ROWS pairs whose prompts follow the one row of `start`."""
+    unique = list(dict.fromkeys(map(tuple, prompts)))
+    rows = [*unique, *[()] * (bucket(len(unique)) - len(unique))]
+    state = prefill(lm, rows, room, after=None if start is None else take_rows(lm, start, [0] * len(rows)))
+    return _scores(lm, state, wanted, [unique.index(tuple(prompt)) for prompt in prompts])
+
+
+def _raw_text(lm: LM, prompt: Any, raw: bool) -> str | None:
+    """The prompt where it is text that is taken as it is."""
+    return prompt if isinstance(prompt, str) and (raw or lm.about.template is None) else None
 
 
 def _is_single(continuations: Any) -> bool:
@@ -84,7 +132,7 @@ def _continuation_ids(lm: LM, prompt: list[int], text: str | None, continuation:
 
 
 def token_scores(
-    logits: Float[Array, "b t v"], targets: Int[Array, "b t"]
+    logits: Float[Array, "b t v"], states: Any, targets: Int[Array, "b t"]
 ) -> tuple[Float[Array, "b t"], Bool[Array, "b t"]]:
     """The log-probability of each target, and whether it is the likeliest."""
     logprobs = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -92,17 +140,19 @@ def token_scores(
     return chosen, jnp.argmax(logits, axis=-1) == targets
 
 
-_first_scores = jax.jit(lambda logits, targets: token_scores(logits[:, None], targets))
+_first_scores = jax.jit(lambda logits, targets: token_scores(logits[:, None], None, targets))
 
 
-def _scores(lm: LM, prompt: State, wanted: Sequence[Sequence[int]]) -> list[Score]:
-    """Of up to MOST_ROWS continuations: the first token by the logits of the prompt, the rest in chunks."""
+def _scores(lm: LM, prompts: State, wanted: Sequence[Sequence[int]], follows: Sequence[int]) -> list[Score]:
+    """Of up to MOST_ROWS continuations, each of the row of `prompts` that it follows: the first token by the logits of
+    the prompt, the rest in chunks.
+    """
     rows, lengths = bucket(len(wanted)), np.asarray([len(c) for c in wanted])
     steps = -(-(int(lengths.max()) - 1) // CHUNK) * CHUNK
     ids = np.zeros((rows, steps + 1), np.int32)
     for row, continuation in zip(ids, wanted, strict=False):
         row[: len(continuation)] = continuation
-    state = take_rows(lm, prompt, [0] * rows)
+    state = take_rows(lm, prompts, [*follows, *[0] * (rows - len(wanted))])
     parts = [_first_scores(state.logits, ids[:, :1])]
     fed = np.pad(lengths - 1, (0, rows - len(wanted)))
     for at in range(0, steps, CHUNK):

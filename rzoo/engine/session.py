@@ -82,6 +82,11 @@ def _room_for(lm: LM, state: State | None, rows: int, tokens: int) -> Cache:
     return lm.blueprint.empty_cache(rows, capacity)
 
 
+def empty_state(lm: LM, rows: int, tokens: int) -> State:
+    """Rows that hold nothing yet, with room for `tokens` each; their logits are zeros."""
+    return State(jnp.zeros((rows, lm.config.vocab_size)), _room_for(lm, None, rows, tokens + 1), (0,) * rows)
+
+
 def take_rows(lm: LM, state: State, rows: Sequence[int]) -> State:
     """Copies of these rows, in this order."""
     picks = jnp.asarray(rows, jnp.int32)
@@ -185,6 +190,12 @@ def chunks_of(length: int) -> list[int]:
         pieces.append(next((c for c in CHUNKS if c <= left), CHUNKS[-1]))
         left -= pieces[-1]
     return pieces
+
+
+def pieces_of(length: int) -> list[tuple[int, int]]:
+    """chunks_of with the place where each begins."""
+    sizes = chunks_of(length)
+    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 def capacity_for(tokens: int) -> int:

@@ -16,9 +16,7 @@ from rzoo.core import RzooError, closest
 from rzoo.data.chains import Chain, chain
 from rzoo.formats import TEMPLATES, thinking_of
 from rzoo.handle import LM, About
-from rzoo.models.deepseek import DeepSeekConfig, ExpertsConfig
-from rzoo.models.dynamic import IndexerConfig
-from rzoo.models.moe import SigmoidRouting
+from rzoo.models.presets import R1_TINY
 from rzoo.models.registry import initialize
 from rzoo.tokenizer import Tokenizer
 from rzoo.train.loop import Bar, fit
@@ -26,26 +24,7 @@ from rzoo.train.step import Batch, Objective
 
 BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
 CONTROL = (BOS, EOS, USER, ASSISTANT, "<think>", "</think>")
-
-CONFIG = DeepSeekConfig(
-    kind="deepseek_v32",
-    vocab_size=264,
-    width=128,
-    ffn_width=512,
-    layers=4,
-    heads=4,
-    q_rank=96,
-    kv_rank=64,
-    nope_width=24,
-    rope_width=16,
-    value_width=32,
-    experts=ExpertsConfig(count=16, active=4, width=64, dense_layers=1, routing=SigmoidRouting(scale=1.0)),
-    indexer=IndexerConfig(heads=32, width=16, keep=32),
-    mtp_layers=1,
-    mtp=True,
-    context=1024,
-    tied=True,
-)
+CONFIG = replace(R1_TINY, mtp=True)  # training makes the module for a second token, too
 
 
 @dataclass(frozen=True)
@@ -57,7 +36,7 @@ class Recipe:
     thinks: bool
     depths: int = 10
     tokens: int = 4096
-    steps: int = 1200
+    steps: int = 600
     peak: float = 3e-3
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -120,14 +99,13 @@ def learn(
     steps: int | None = None,
     seed: int = 0,
     progress: bool = False,
-    objective: Objective | None = None,
 ) -> LM:
     """Trains a member of the lineage, or goes on with the one in `folder`; progress: a bar on the terminal.
 
     Raises RzooError for an unknown name and for a folder that holds something else.
     """
     wanted = recipe(name) if steps is None else replace(recipe(name), steps=steps)
-    options = {"optimizer": wanted.optimizer(), "objective": objective or wanted.objective(), "folder": folder}
+    options = {"optimizer": wanted.optimizer(), "objective": wanted.objective(), "folder": folder}
     with Bar(name, wanted.steps, shown=progress) as bar:
         return fit(untrained(name, seed), partial(batch, wanted, seed), wanted.steps, progress=bar.update, **options)
 

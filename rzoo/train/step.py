@@ -24,11 +24,14 @@ from rzoo.models.registry import Params, always_float32, path_name
 
 class Batch(NamedTuple):
     """Sequences to learn from. weights: how much it counts to predict each token from those before it, 0 for padding
-    and for prompts; that of the first token of a row is never used.
+    and for prompts; that of the first token of a row is never used. logits, hidden: what another model makes of the
+    tokens (hidden: after its final norm); where they are given, they are learned from in the place of the tokens.
     """
 
     tokens: Int[Array, "b t"]
     weights: Float[Array, "b t"]
+    logits: Float[Array, "b t v"] | None = None
+    hidden: Float[Array, "b t d"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -55,13 +58,15 @@ class Objective:
 
     bias_rate: by how much a selection bias moves a step towards an even load (gamma of DeepSeek-V3; 0: never). mtp:
     weight of the loss of the module for multi-token prediction. indexer: weight of the loss of the indexers, whose
-    input is detached. dense_steps: so many steps attend to all positions while the indexers learn from them; later
+    input is detached. hidden: weight of the distance to the other model's hidden states, where a batch has them.
+    dense_steps: so many steps attend to all positions while the indexers learn from them; later
     ones to those that they choose.
     """
 
     bias_rate: float = 0.0
     mtp: float = 0.3
     indexer: float = 1.0
+    hidden: float = 1.0
     dense_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -94,8 +99,9 @@ def initial(lm: LM, optimizer: optax.GradientTransformation) -> State:
 def step_of(lm: LM, optimizer: optax.GradientTransformation, objective: Objective = PLAIN) -> Step:
     """The compiled step of a model: (state, batch) -> (state after it, metrics). The state it is given is used up.
 
-    metrics, scalars: loss (nats a counted token), gradient_norm, and where the model has such parts load (of the
-    busiest expert over the mean, the worst of all layers), mtp_loss and indexer_loss (nats).
+    metrics, scalars: loss (nats a counted token; of a batch with logits, KL from them), gradient_norm, and where the
+    model has such parts load (of the busiest expert over the mean, the worst of all layers), mtp_loss and indexer_loss
+    (nats); of a batch with hidden states hidden_loss (1 - cosine).
     """
     blueprint = programs.Blueprint(lm.config, replace(lm.forms, capture=("load", "indexer_loss"), stacked=False))
     sparse = jax.jit(partial(_step, blueprint, optimizer, objective), donate_argnums=0)
@@ -116,7 +122,12 @@ def _step(
 ) -> tuple[State, dict[str, Array]]:
     def objective_of(learned: Params) -> tuple[Array, tuple[dict[str, Array], dict[str, Array]]]:
         losses, loads = losses_of(blueprint, {**learned, **state.biases}, batch)
-        weights = {"loss": 1.0, "mtp_loss": objective.mtp, "indexer_loss": objective.indexer}
+        weights = {
+            "loss": 1.0,
+            "mtp_loss": objective.mtp,
+            "indexer_loss": objective.indexer,
+            "hidden_loss": objective.hidden,
+        }
         return sum((weights[name] * value for name, value in losses.items()), jnp.zeros(())), (losses, loads)
 
     (_, (metrics, loads)), gradients = jax.value_and_grad(objective_of, has_aux=True)(state.learned)
@@ -133,11 +144,13 @@ def losses_of(
     blueprint: programs.Blueprint, params: Params, batch: Batch
 ) -> tuple[dict[str, Array], dict[str, Int[Array, " e"]]]:
     """The losses of a batch by name, and by path of each selection bias the tokens of its experts."""
-    config, (tokens, weights) = blueprint.config, batch
+    config, (tokens, weights, *_) = blueprint.config, batch
 
     def run(module: Any) -> dict[str, Array]:
         hidden, _ = module.hidden_states(tokens)
-        found = {"loss": cross_entropy(module.logits(hidden)[:, :-1], tokens[:, 1:], weights[:, 1:])}
+        found = {"loss": _token_loss(module.logits(hidden)[:, :-1], batch)}
+        if batch.hidden is not None:
+            found["hidden_loss"] = _mean(optax.cosine_distance(hidden, batch.hidden)[:, :-1], weights[:, 1:])
         if getattr(config, "mtp", False):
             further = module.mtp(hidden[:, :-1], tokens[:, 1:])[:, :-1]
             found["mtp_loss"] = cross_entropy(further, tokens[:, 2:], weights[:, 2:])
@@ -153,12 +166,29 @@ def losses_of(
     return losses, {name: seen[path] for path, owner in owners.items() for name in names if name.startswith(owner)}
 
 
+def _token_loss(logits: Float[Array, "b u v"], batch: Batch) -> Float[Array, ""]:
+    """How far predictions of all tokens but the first are from the tokens, or from what the other model predicts."""
+    weights = batch.weights[:, 1:]
+    if batch.logits is None:
+        return cross_entropy(logits, batch.tokens[:, 1:], weights)
+    return _mean(divergence(batch.logits[:, :-1], logits), weights)
+
+
+def divergence(of: Float[Array, "*batch v"], to: Float[Array, "*batch v"]) -> Float[Array, "*batch"]:
+    """KL(of ‖ to) between the distributions of two logits, in nats."""
+    wanted, found = jax.nn.log_softmax(of), jax.nn.log_softmax(to)
+    return (jnp.exp(wanted) * (wanted - found)).sum(axis=-1)
+
+
 def cross_entropy(
     logits: Float[Array, "b t v"], targets: Int[Array, "b t"], weights: Float[Array, "b t"]
 ) -> Float[Array, ""]:
     """Mean loss in nats over the targets, each counted by its weight."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    return (losses * weights).sum() / jnp.maximum(weights.sum(), 1.0)
+    return _mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets), weights)
+
+
+def _mean(values: Float[Array, "b t"], weights: Float[Array, "b t"]) -> Float[Array, ""]:
+    return (values * weights).sum() / jnp.maximum(weights.sum(), 1.0)
 
 
 def balanced(bias: Float[Array, " e"], load: Int[Array, " e"], rate: float) -> Float[Array, " e"]:

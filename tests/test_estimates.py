@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rzoo.core import RzooError
-from rzoo.evals import statistics
-from rzoo.evals.statistics import (
+from rzoo.evals import estimates
+from rzoo.evals.estimates import (
     brier,
     calibration_error,
     estimate,
@@ -69,7 +69,7 @@ def test_the_interval_of_few_questions_with_many_samples_is_a_bootstrap_that_rep
 def test_bootstrap_and_normal_intervals_agree_where_questions_are_many(monkeypatch):
     values = np.random.default_rng(0).random(400).tolist()
     normal = estimate(values)
-    monkeypatch.setattr(statistics, "FEW", 1000)
+    monkeypatch.setattr(estimates, "FEW", 1000)
     resampled = estimate(values)
     assert (resampled.low, resampled.high) == pytest.approx((normal.low, normal.high), abs=0.004)
 
