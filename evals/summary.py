@@ -53,7 +53,7 @@ def plain(value: Estimate) -> dict[str, Any]:
 def result_of(run: Run) -> Result:
     """What a run comes to."""
     found = {name: _over(run, value) for name, value in _columns(run).items()}
-    found |= repeated(run) | finished(run) | calibration(run) | classes(run)
+    found |= by_part(run) | repeated(run) | finished(run) | calibration(run) | classes(run)
     found["seconds"] = _one_number(run, sum(sample.seconds for samples in run.samples for sample in samples))
     return Result(run, found, groups(run))
 
@@ -68,6 +68,14 @@ def _over(run: Run, value: Callable[[Sample], float], keep: Callable[[Sample], b
     """The mean over the samples that are kept; questions are the clusters of its error."""
     kept = [sample for samples in run.samples for sample in samples if keep(sample)]
     return estimate([value(sample) for sample in kept], [sample.id for sample in kept])
+
+
+def by_part(run: Run) -> dict[str, Estimate]:
+    """Scores that are shares of what a question asks for, over all that is asked for."""
+    pairs = zip(run.instances, run.samples, strict=True)
+    every = [sample for one, samples in pairs for sample in samples for _ in range(one.parts)]
+    questions = [sample.id for sample in every]
+    return {name: estimate([s.also.get(name, 0.0) for s in every], questions) for name in run.task.by_part}
 
 
 def _one_number(run: Run, value: float) -> Estimate:
@@ -85,13 +93,15 @@ def values(run: Run) -> dict[str, list[float]]:
 
 
 def repeated(run: Run) -> dict[str, Estimate]:
-    """Of several samples a question: pass@k, and the score of the answer that most of them give."""
+    """Of several samples a question: pass@k, and where answers are read the score of the one that most of them give."""
     count = len(run.samples[0])
     if count == 1:
         return {}
     right = [sum(sample.score == 1 for sample in samples) for samples in run.samples]
     sizes = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < count] + [count]
     found = {f"pass@{k}": estimate([pass_at_k(count, one, k) for one in right]) for k in sizes}
+    if all(sample.answer is None for samples in run.samples for sample in samples):
+        return found
     votes = [majority_at_k([s.answer for s in samples], [s.score for s in samples]) for samples in run.samples]
     return {**found, f"majority@{count}": estimate(votes)}
 

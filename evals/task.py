@@ -22,6 +22,7 @@ class Instance:
 
     contexts: where the options share a continuation (`text`) and not a beginning, what stands before it in each.
     group: its part of the task, such as a subject or a depth, scored on its own, too. extra: what the scorer needs.
+    parts: how many things it asks for, of which a task's by_part scores are shares.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Instance:
     contexts: tuple[str, ...] = ()
     group: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Task:
     instances: of a Source. text: for a model that continues text; chat: for one with a chat template, None where text
     serves both. scorer: of generated answers. labels: a fixed list for macro-F1. files: data files below --data, the
     first that is there is read. get: where these come from. private: whose authors ask that its text be shown nowhere.
-    runs_code: its scorer runs what the model wrote, and takes `command` (rzoo.evals.sandbox).
+    runs_code: its scorer runs what the model wrote, and takes `command` (rzoo.evals.sandbox). by_part: those of its
+    further scores in which a question counts once for each of its parts.
     """
 
     name: str
@@ -139,6 +142,7 @@ class Task:
     files: tuple[str, ...] = ()
     private: bool = False
     runs_code: bool = False
+    by_part: tuple[str, ...] = ()
 
     def adapter(self, *, chat: bool) -> Adapter:
         """The one for a conversation where it is asked for and there is one, else the one for text."""

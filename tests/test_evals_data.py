@@ -29,6 +29,7 @@ COUNTS = {
     "banking77": 3080,
     "financial_news": 2388,
     "bbh": 6511,
+    "ifeval": 541,
 }
 
 

@@ -2,9 +2,9 @@
 
 from rzoo.core import RzooError, closest
 from rzoo.evals.task import Task
-from rzoo.evals.tasks import fields, generated, multiple_choice, programs, texts, word_problems
+from rzoo.evals.tasks import fields, generated, instructions, multiple_choice, programs, texts, word_problems
 
-MODULES = (generated, fields, word_problems, multiple_choice, programs, texts)
+MODULES = (generated, fields, word_problems, multiple_choice, programs, texts, instructions)
 TASKS: dict[str, Task] = {task.name: task for module in MODULES for task in module.TASKS}
 
 
