@@ -19,7 +19,7 @@ Check = Callable[..., bool]
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"at least": operator.ge, "less than": operator.lt}
 
 WORD = re.compile(r"\w+")
-CAPITALS = re.compile(r"\w+(?:-\w+)*")
+CAPITALS = re.compile(r"\w+(?:[-./]\w+)*")
 BULLET = re.compile(r"^[ \t]*(?:\*[^*\n]|-)", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\[[^\[\]\n]*\]")
 HIGHLIGHT, DOUBLE_HIGHLIGHT = re.compile(r"\*([^\n*]*)\*"), re.compile(r"\*\*([^\n*]*)\*\*")
@@ -28,12 +28,12 @@ JSON_FENCE = re.compile(r"```(?:json)?", re.IGNORECASE)
 FIRST_WORD = re.compile(r"""['"]*([^\s.,?!'"]*)""")
 PHRASES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
-# An end of a sentence: its marks, closing quotes, then space; Chinese writes none.
-END = re.compile(r"""(?<![.!?…])[.!?…]+["'”’)\]*_]*(?=\s|$)|[。！？।]""")
+# An end of a sentence: its marks, closing quotes, then space; Chinese writes none. "(1. so", "john f. so" hold none.
+END = re.compile(r"""(?<![.!?…])[.!?…]+["'”’)\]*_]*(?=\s|$)(?!(?:(?<=\d\.)|(?<=\b\w\.))\s+[a-z])|[。！？।]""")
 # A point that is none: behind a title, an initial, "e.g", the number of a list.
 TITLES = "mr|mrs|ms|dr|prof|st|jr|sr|vs"
 NO_END = re.compile(
-    rf"(?:(?:^|[\s(\"“])(?:{TITLES}|(?!i\.)[^\W\d_]|(?:[^\W\d_]\.)+[^\W\d_])|(?:^|\n)[ \t#>*-]*\d+)\.$",
+    rf"(?:(?:^|[\s(\"“])(?:{TITLES}|(?-i:[A-HJ-Z])|(?:[^\W\d_]\.)+[^\W\d_])|(?:^|\n)[ \t#>*-]*\d+)\.$",
     re.IGNORECASE,
 )
 

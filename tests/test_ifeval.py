@@ -182,6 +182,8 @@ def test_a_check_takes_what_follows_its_instruction_and_refuses_what_does_not(na
         ("Mr. and Mrs. Smith met J. K. Rowling at 3.5 p.m. sharp.", 1),
         ("So do I. And you?", 2),
         ("1. Wash the cup.\n2. Dry it.", 2),
+        ("Do this (1. wash the cup; 2. dry it). It was 1999. Then it ended.", 3),
+        ("The letter o. Then the letter X.", 2),
         ("A heading\n\nand one sentence.", 1),
         ("今天很好。明天呢？", 2),
     ],
