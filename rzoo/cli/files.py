@@ -32,15 +32,15 @@ def models(
     from rich.console import Console
     from rich.table import Table
 
+    from rzoo.compile.plan_words import size
+
     table = Table(box=None, pad_edge=False)
     for column in ("model", "parameters", "size", "bits", "thinking"):
         table.add_column(column, no_wrap=True)
     table.add_column("found", overflow="ellipsis", no_wrap=True)
     for info in found:
         name = info.name if info.alias is None else f"{info.name} ({info.alias})"
-        table.add_row(
-            name, f"{info.parameters:,}", f"{info.bytes / 1e9:.2f} GB", info.bits, info.thinking or "-", info.found
-        )
+        table.add_row(name, f"{info.parameters:,}", size(info.bytes), info.bits, info.thinking or "-", info.found)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
