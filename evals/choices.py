@@ -11,9 +11,10 @@ from rzoo.evals.answers import SAID, last_boxed, plain
 WITHIN = "[A-Za-z0-9_'’]"  # beside a letter that is a part of a word; Chinese stands beside its letters without a space
 GOES_ON = r"(?!\s+(?!(?:because|since|as|for|which|with|and|is|or|not)\b)[a-z])"
 FILLING = (
-    r"""(?:[\s$({\[\\"'`:：=*<是为选]|text\w*|math\w+"""
+    r"""(?:[\s$({\[\\"'`:：=*<是为选]|text\w*+|math\w++"""
     r"""|(?i:is|are|would|should|must|be|the|correct|option|choice|letter)\b)*?"""
 )
+NOTHING = "(?!)"  # a pattern that fits nowhere
 APART = re.compile(r"[\s_\-]+")
 
 
@@ -24,17 +25,18 @@ def choice_letter(text: str, letters: str = "ABCD") -> str | None:
     one letter that begins lines ("C. 12"); the last "option C" or "(C)"; the last letter that stands alone. So "(A) is
     wrong" behind the answer does not count.
     """
-    capital = rf"(?<!{WITHIN})[{re.escape(letters)}](?!{WITHIN})"
+    any_of = f"[{re.escape(letters)}]" if letters else NOTHING
+    capital = rf"(?<!{WITHIN}){any_of}(?!{WITHIN})"
     capital = rf"(?:(?![AI]){capital}|(?=[AI]){capital}{GOES_ON})"
-    closed = rf"""(?<!{WITHIN})[{re.escape(letters.lower())}](?=\s*[)\]}}.,:;$"'`]|\s*$)"""
+    closed = rf"""(?<!{WITHIN}){any_of.lower()}(?=\s*[)\]}}.,:;$"'`]|\s*$)"""
     boxed = last_boxed(text)
     if boxed is not None:
         return _last(rf"({capital}|{closed})", boxed)
     text = plain(text)
     return (
         _last(rf"(?:(?i:\banswer)|答案){FILLING}({capital}|{closed})", text)
-        or _last(rf"^\W*({capital}|{closed})\W*$", text)
-        or _only(rf"^\s*[(\[]?({capital})[)\].:]", text)
+        or _last(rf"^[^\w\n]*({capital}|{closed})[^\w\n]*$", text)
+        or _only(rf"^[ \t]*[(\[]?({capital})[)\].:]", text)
         or _last(rf"(?:(?i:\boption|\bchoice)\s*[(\"']?|[(\[])({capital})", text)
         or _last(rf"({capital})", text)
     )
@@ -56,10 +58,10 @@ def label_in(text: str, labels: Sequence[str]) -> str | None:
     Case counts for nothing, and a space, "_" and "-" are one. Where several are named the last counts, first in a box,
     then behind "answer:", then anywhere; of labels that begin alike the longest that fits.
     """
-    known = {_spread(label): label for label in reversed(labels)}
-    pattern = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    known = {_spread(label): label for label in reversed(labels) if _spread(label)}
+    pattern = "|".join(map(re.escape, sorted(known, key=len, reverse=True))) or NOTHING
     boxed, text = last_boxed(text), plain(text)
-    answers = [text[said.end() :].partition("\n")[0] for said in SAID.finditer(text)][-1:]
+    answers = [text[said.end() :].partition("\n")[0] for said in list(SAID.finditer(text))[-1:]]
     for part in [boxed] if boxed is not None else [*answers, text]:
         if found := re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", _spread(part)):
             return known[found[-1]]

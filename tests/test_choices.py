@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from rzoo.evals.answers import written_answer
 from rzoo.evals.choices import choice_letter, label_in
 
 SPELLINGS = [
@@ -105,3 +106,19 @@ LABELS = ["card_payment", "card_payment_wrong_exchange_rate", "lost_or_stolen_ca
 @pytest.mark.report("I37")
 def test_a_label_is_one_of_the_list_or_none(text, label):
     assert label_in(text, LABELS) == label
+
+
+def test_no_choices_are_never_chosen():
+    assert choice_letter("Answer: C", "") is None
+    assert label_in("", []) is label_in("card payment", ["", "_"]) is None
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["answer text", "texttext", " the", "\n", "\n- ", "answer is . ", "\\boxed{", "\\boxed", "**a", "1,", "((", "$ "],
+)
+def test_long_text_that_repeats_is_read_to_its_end(piece):
+    text = "answer" + piece * 20_000
+    assert choice_letter(text) is None
+    assert label_in(text, LABELS) is None
+    written_answer(text)
