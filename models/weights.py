@@ -104,9 +104,12 @@ class Quantized:
         return dense_product(spec, x, self.dequantize(numerics.compute), numerics)
 
     def _rows_times(self, x: Array, numerics: Numerics) -> Array:
-        """x [..., n] -> [..., m]: sums over the blocks apart while these are few beside the weight, else in pieces."""
-        m, n = self.codes.shape
-        few = 4 * math.prod(x.shape[:-1]) <= self.block[1] or n == self.block[1]
+        """x [..., n] -> [..., m]: sums over the blocks apart while these are few beside the weight, else in pieces; for
+        several rows XLA:GPU would copy codes of 4 bits, wide and transposed.
+        """
+        (m, n), count = self.codes.shape, math.prod(x.shape[:-1])
+        apart = count == 1 or self.codes.dtype not in (jnp.int4, jnp.int2)
+        few = (apart and 4 * count <= self.block[1]) or n == self.block[1]
         if not few and self.activations is None:
             return self._in_pieces(x, numerics)
         blocks = x.reshape(*x.shape[:-1], n // self.block[1], self.block[1])
