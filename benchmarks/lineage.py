@@ -24,6 +24,7 @@ import rzoo
 from rzoo.core import new_figure, save_figure
 from rzoo.data.chains import chain
 from rzoo.evals.compare import SOLVED, solved_depth
+from rzoo.evals.estimates import repetition_rate
 from rzoo.models.dynamic import attend_gathered, index_scores
 from rzoo.models.latent import attend_absorbed
 from rzoo.models.registry import abstract_weights
@@ -53,8 +54,7 @@ def repetition(lm: Any, temperature: float) -> float:
     rng = np.random.default_rng(1_000_003)
     asked = [chain(rng, RECIPES["r1-tiny"].depths).prompt for _ in range(ASKED)]
     answers = rzoo.generate(lm, asked, max_new_tokens=80, temperature=temperature, seed=1)
-    pieces = [[a.tokens[i : i + 8] for i in range(len(a.tokens) - 7)] for a in answers]
-    return float(np.mean([1 - len(set(own)) / len(own) for own in pieces if own]))
+    return float(np.mean([repetition_rate(answer.tokens, 8) for answer in answers]))
 
 
 def drafts(lm: Any) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from rzoo.compile.aot import Options
 from rzoo.compile.kernels import default_forms
@@ -218,14 +218,19 @@ def float32_logits(lm: Any, ids: Any) -> np.ndarray:
     return logits_of(exact, ids)
 
 
+def divergence(of: Float[Array, "*batch v"], to: Float[Array, "*batch v"]) -> Float[Array, "*batch"]:
+    """KL(of ‖ to) between the distributions of two logits, in nats."""
+    wanted, found = jax.nn.log_softmax(of), jax.nn.log_softmax(to)
+    return (jnp.exp(wanted) * (wanted - found)).sum(axis=-1)
+
+
 def distances(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
     """How far logits [b, t, v] are from those expected, by the names of Bound. The distance of logits is the largest
     difference; beyond logits of ROUNDED it is that over their size in ROUNDED, since float32 rounds them by as much.
     """
     if not np.isfinite(found).all():
         return dict.fromkeys(("logit", "kl_mean", "kl_99th"), float("inf"))
-    p, q = (jax.nn.log_softmax(a, axis=-1) for a in (expected, found))
-    kl = np.asarray((jnp.exp(p) * (p - q)).sum(axis=-1))
+    kl = np.asarray(divergence(jnp.asarray(expected), jnp.asarray(found)))
     return {
         "logit": float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max() / ROUNDED)),
         "kl_mean": float(kl.mean()),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rzoo.compile.gates import divergence
 from rzoo.compile.quantize import Rules, quantize
 from rzoo.compile.shapes import device_bytes
 from rzoo.core import RzooError, new_figure, save_figure
@@ -133,8 +134,7 @@ def loss_between(reference: Float[Array, "b t v"], logits: Float[Array, "b t v"]
 
 @jax.jit
 def _loss(reference: Float[Array, "b t v"], logits: Float[Array, "b t v"]) -> tuple[Array, Array, Array]:
-    expected, found = jax.nn.log_softmax(reference), jax.nn.log_softmax(logits)
-    kl = jnp.maximum((jnp.exp(expected) * (expected - found)).sum(axis=-1), 0)  # rounding may leave a little below 0
+    kl = jnp.maximum(divergence(reference, logits), 0)  # rounding may leave a little below 0
     same = reference.argmax(axis=-1) == logits.argmax(axis=-1)
     return kl.mean(), jnp.percentile(kl, 99), same.mean()
 

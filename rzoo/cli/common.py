@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +57,17 @@ def load(model: str, dtype: str | None, policy: str, mesh: str | None, rules: st
     signal.signal(signal.SIGINT, signal.default_int_handler)
     several = mesh is None and rules is None and jax.device_count() > 1
     return rzoo.load(model, dtype=dtype, policy=policy, mesh="auto" if several else mesh, rules=rules, mtp=mtp)
+
+
+def read_text(path: str | Path, field: str) -> str:
+    """The text of a file. Raises RzooError for one that can't be read as text."""
+    from rzoo.core import RzooError
+
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        fix = "give a file of plain text in UTF-8"
+        raise RzooError(f"{path} can't be read as text: {error}", field=field, value=str(path), fix=fix) from None
 
 
 def say(text: str, **options: Any) -> None:

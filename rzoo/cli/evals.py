@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rzoo.cli.common import AsJson, Dtype, MeshOption, Policy, RulesOption, app, load, print_json, say
+from rzoo.cli.show import CLEAR
 
 MODEL = "As for `rzoo generate`. Or the word tasks, which lists them; or compare, then two folders of results."
 PARTS = ("first", "second", "better")  # of a comparison
@@ -174,7 +175,7 @@ def _running(task: Any, done: int, every: int, samples: Iterable[Any]) -> None:
     if sys.stderr.isatty():
         scores = [sample.score for sample in samples]
         words = f"rzoo: {task.name} {done} of {every}, {sum(scores) / len(scores):.3f} so far"
-        say(f"\r\033[K{words}" if done < every else "\r\033[K", end="", file=sys.stderr)
+        say(f"{CLEAR}{words}" if done < every else CLEAR, end="", file=sys.stderr)
 
 
 def _line(result: Any) -> str:

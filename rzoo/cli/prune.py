@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rzoo.cli.common import AsJson, Dtype, Model, app, print_json, say
+from rzoo.cli.common import AsJson, Dtype, Model, app, print_json, read_text, say
+from rzoo.cli.show import CLEAR
 
 
 @app.command()
@@ -43,21 +44,13 @@ def prune(
         name = "calibrate" if calibrate is None else "out"
         raise RzooError(f"--{name} is missing", field=name, fix="or see what would come out with --dry-run")
     shown: dict[str, Any] = {"say": _stages(), "healing": lambda: _bar(heal)}
-    found = prune_run.run(model, _read(calibrate), out, budget, method=method, steps=heal, dtype=dtype, **shown)
+    found = prune_run.run(
+        model, read_text(calibrate, "calibrate"), out, budget, method=method, steps=heal, dtype=dtype, **shown
+    )
     if as_json:
         print_json(found)
     else:
         _print(found, out)
-
-
-def _read(path: Any) -> str:
-    from rzoo.core import RzooError
-
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        fix = "give a file of plain text in UTF-8"
-        raise RzooError(f"{path} can't be read as text: {error}", field="calibrate", value=str(path), fix=fix) from None
 
 
 def _dry(model: str, found: dict[str, Any]) -> str:
@@ -74,7 +67,7 @@ def _stages() -> Callable[[str, int, int], None]:
     def show(what: str, done: int, of: int) -> None:
         nonlocal last
         if sys.stderr.isatty():
-            print(f"\r\033[Krzoo: {what} {done}/{of}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+            print(f"{CLEAR}rzoo: {what} {done}/{of}", end="\n" if done == of else "", file=sys.stderr, flush=True)
         elif what != last:
             print(f"rzoo: {what}, {of}", file=sys.stderr, flush=True)
         last = what

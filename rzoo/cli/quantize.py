@@ -3,12 +3,11 @@
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rzoo.cli.common import AsJson, Dtype, Model, app, load, print_json, say
+from rzoo.cli.common import AsJson, Dtype, Model, app, load, print_json, read_text, say
 
 
 @app.command()
@@ -29,7 +28,7 @@ def quantize(
     from rzoo.evals import quantization
 
     scheme_named(weights)
-    given = None if text is None else _read(text)
+    given = None if text is None else read_text(text, "text")
     if plot is not None:
         new_figure()
     lm = load(model, dtype, "exact", None, None)
@@ -41,16 +40,6 @@ def quantize(
         quantization.draw(found, plot)
     if out is not None:
         say(f"saved {rzoo.save(quantized, out).path}", file=sys.stderr if as_json else sys.stdout)
-
-
-def _read(path: str) -> str:
-    from rzoo.core import RzooError
-
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        fix = "give a text file in UTF-8"
-        raise RzooError(f"{path} can't be read: {error}", field="text", value=path, fix=fix) from None
 
 
 def _track(names: Sequence[str]) -> Iterable[str]:

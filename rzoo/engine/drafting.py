@@ -14,11 +14,26 @@ from jaxtyping import Array, Float
 from rzoo.compile.programs import on_host, programs_of
 from rzoo.engine.rows import Row
 from rzoo.engine.sampling import Draws, folded, log_weights, noise
-from rzoo.engine.session import CHUNKS, State, bucket, capacity_for, decode_drawn, empty_state, pieces_of, read_chunk
+from rzoo.engine.session import (
+    CHUNKS,
+    State,
+    bucket,
+    capacity_for,
+    decode_drawn,
+    empty_state,
+    padded,
+    pieces_of,
+    read_chunk,
+)
 from rzoo.handle import LM
 
 PURPOSES = np.uint32(2**32 - 3) + np.arange(3, dtype=np.uint32)  # of keys: guess, accept, replace; no position is one
 LONGEST_MATCH = 3  # tokens at the end that prompt lookup looks for, then fewer
+
+
+def for_guesses(draws: Draws) -> Draws:
+    """The settings of rows with keys of their own for guesses."""
+    return replace(draws, keys=folded(draws.keys, np.full(len(draws.keys), PURPOSES[0])))
 
 
 @runtime_checkable
@@ -87,7 +102,7 @@ class Drafter:
 @dataclass
 class SmallerModel:
     """Draws of a model with the same vocabulary. state: of the same rows as the large one's, before their newest
-    token.
+    token. draws: those that `for_guesses` gives.
     """
 
     lm: LM
@@ -98,10 +113,11 @@ class SmallerModel:
 
     def guess(self, pending: np.ndarray, live: np.ndarray) -> tuple[np.ndarray, np.ndarray, Array]:
         """As Guesser says."""
-        own = replace(self.draws, keys=folded(self.draws.keys, np.full(len(live), PURPOSES[0])))
         logits, state = read_chunk(self.lm, self.state, pending[:, None], live, None, last_logits)
         state, wanted = replace(state, logits=logits), (live * self.k).tolist()
-        ids, q, _, self.state = decode_drawn(self.lm, state, wanted, own, choose=Drafter(self.vocab), steps=self.k)
+        ids, q, _, self.state = decode_drawn(
+            self.lm, state, wanted, self.draws, choose=Drafter(self.vocab), steps=self.k
+        )
         return np.maximum(ids, 0), np.full(len(live), self.k, np.int32), q
 
     def learn(self, lengths: Sequence[int], tokens: np.ndarray, counts: np.ndarray, states: Array) -> None:
@@ -150,9 +166,7 @@ def own_module(lm: LM, prompts: Sequence[Sequence[int]], k: int) -> tuple[State,
     """Reads prompts, one a row (an idle row has none), for a model and for its module."""
     lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
     width = bucket(int(lengths.max()))
-    ids = np.zeros((len(prompts), width + 1), np.int32)
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = prompt
+    ids = padded(prompts, len(prompts), width + 1)
     before = np.maximum(lengths - 1, 0)  # the last token of each is read by itself, for its logits
     state, found = empty_state(lm, len(prompts), width + CHUNKS[-1]), []
     for start, size in pieces_of(int(before.max())):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rzoo.compile.programs import on_host
-from rzoo.engine.drafting import Guesser, LookUp, SmallerModel, own_module
+from rzoo.engine.drafting import Guesser, LookUp, SmallerModel, for_guesses, own_module
 from rzoo.engine.options import Options
 from rzoo.engine.prompts import vocabulary
 from rzoo.engine.rows import Row
@@ -47,7 +47,7 @@ def _drafted(lm: LM, rows: list[Row], options: Options) -> Iterator[list[str]]:
     if draft == "lookup":
         guesser = LookUp(rows, k)
     elif draft != "mtp":
-        guesser = SmallerModel(draft, start(draft, rows, options), draws, k, vocab)
+        guesser = SmallerModel(draft, start(draft, rows, options), for_guesses(draws), k, vocab)
     return run_drafted(lm, rows, state, guesser, draws, k, vocab)
 
 

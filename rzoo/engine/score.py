@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rzoo.compile.programs import on_host
 from rzoo.core import RzooError
 from rzoo.engine.prompts import check_ids, needs_text, prompt_ids
-from rzoo.engine.session import CHUNKS, State, bucket, prefill, read_chunk, take_rows
+from rzoo.engine.session import CHUNKS, State, bucket, padded, prefill, read_chunk, take_rows
 from rzoo.handle import LM
 from rzoo.models.rope import depends_on_length
 
@@ -149,9 +149,7 @@ def _scores(lm: LM, prompts: State, wanted: Sequence[Sequence[int]], follows: Se
     """
     rows, lengths = bucket(len(wanted)), np.asarray([len(c) for c in wanted])
     steps = -(-(int(lengths.max()) - 1) // CHUNK) * CHUNK
-    ids = np.zeros((rows, steps + 1), np.int32)
-    for row, continuation in zip(ids, wanted, strict=False):
-        row[: len(continuation)] = continuation
+    ids = padded(wanted, rows, steps + 1)
     state = take_rows(lm, prompts, [*follows, *[0] * (rows - len(wanted))])
     parts = [_first_scores(state.logits, ids[:, :1])]
     fed = np.pad(lengths - 1, (0, rows - len(wanted)))

@@ -56,9 +56,7 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int, *, after: State
     pieces = chunks_of(int(lengths.max()))
     if depends_on_length(lm.config.rope):
         pieces = [sum(pieces)]
-    ids = np.zeros((len(prompts), sum(pieces)), np.int32)
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = prompt
+    ids = padded(prompts, len(prompts), sum(pieces))
     held = np.zeros_like(lengths) if after is None else np.asarray(after.lengths, np.int32)
     total = held + lengths
     cache = _room_for(lm, after, len(prompts), max(int(held.max()) + sum(pieces), int(total.max()) + room + 1))
@@ -71,6 +69,14 @@ def prefill(lm: LM, prompts: Sequence[Sequence[int]], room: int, *, after: State
         start += size
     assert logits is not None
     return State(logits, cache, tuple(total.tolist()))
+
+
+def padded(lists: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
+    """Ids [rows, width], each list on the left of a row and zeros elsewhere."""
+    ids = np.zeros((rows, width), np.int32)
+    for row, given in zip(ids, lists, strict=False):
+        row[: len(given)] = given
+    return ids
 
 
 def _room_for(lm: LM, state: State | None, rows: int, tokens: int) -> Cache:

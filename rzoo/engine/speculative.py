@@ -8,7 +8,7 @@ latter two are certain of their guess (drafting.py).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt
 
 from rzoo.compile.programs import on_host
-from rzoo.engine.drafting import PURPOSES, Guesser
+from rzoo.engine.drafting import PURPOSES, Guesser, for_guesses
 from rzoo.engine.rows import Row
 from rzoo.engine.sampling import Draws, Sampler, folded, log_weights, noise
 from rzoo.engine.session import State, read_chunk
@@ -90,16 +90,16 @@ def run_drafted(
     lm: LM, rows: list[Row], state: State, guesser: Guesser, draws: Draws, k: int, vocab: int
 ) -> Iterator[list[str]]:
     """As run._run, with up to k guesses a pass. draws: of the tokens that the model itself draws."""
-    keys = [folded(draws.keys, np.full(len(state.lengths), purpose)) for purpose in PURPOSES]
+    keys = [folded(draws.keys, np.full(len(state.lengths), purpose)) for purpose in PURPOSES[1:]]
     positions = np.asarray(state.lengths, np.int32)
-    pending = on_host(_first(state.logits, replace(draws, keys=keys[0]), positions, choose=Sampler(vocab))).copy()
+    pending = on_host(_first(state.logits, for_guesses(draws), positions, choose=Sampler(vocab))).copy()
     yield [row.take([int(token)]) for row, token in zip(rows, pending, strict=False)]
     idle = [0] * (len(state.lengths) - len(rows))
     while not all(row.finish_reason for row in rows):
         live = np.asarray([*(not row.finish_reason for row in rows), *idle], np.int32)
         ids, counts, q = guesser.guess(pending, live)
         starts = np.asarray(state.lengths, np.int32) + 1
-        guesses = Guesses(ids, counts, q, starts, draws, *keys[1:])
+        guesses = Guesses(ids, counts, q, starts, draws, *keys)
         tokens = np.concatenate([pending[:, None], ids], axis=1)
         (*found, states), after = read_chunk(lm, state, tokens, live * (k + 1), guesses, Verify(vocab))
         accepted, pending = (np.array(on_host(array)) for array in found)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from rzoo.compile.gates import divergence
 from rzoo.compile.storage import plain
 from rzoo.core import RzooError
 from rzoo.handle import LM
@@ -33,7 +34,7 @@ from rzoo.models.prune import (
 )
 from rzoo.models.registry import abstract_weights
 from rzoo.models.stacking import unstack
-from rzoo.train.step import cross_entropy, divergence
+from rzoo.train.step import cross_entropy
 
 LENGTH = 128  # tokens of a calibration row, or the context where that is shorter
 LEAST_ROWS = 8  # to calibrate with, and as many to judge by

@@ -16,6 +16,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from rzoo.compile.gates import divergence
 from rzoo.core import RzooError
 from rzoo.handle import LM
 from rzoo.models import step as programs
@@ -172,12 +173,6 @@ def _token_loss(logits: Float[Array, "b u v"], batch: Batch) -> Float[Array, ""]
     if batch.logits is None:
         return cross_entropy(logits, batch.tokens[:, 1:], weights)
     return _mean(divergence(batch.logits[:, :-1], logits), weights)
-
-
-def divergence(of: Float[Array, "*batch v"], to: Float[Array, "*batch v"]) -> Float[Array, "*batch"]:
-    """KL(of ‖ to) between the distributions of two logits, in nats."""
-    wanted, found = jax.nn.log_softmax(of), jax.nn.log_softmax(to)
-    return (jnp.exp(wanted) * (wanted - found)).sum(axis=-1)
 
 
 def cross_entropy(
